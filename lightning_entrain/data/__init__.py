@@ -1,0 +1,1 @@
+"""Datasets with sizes known ahead, packing collation and planned global batches."""

@@ -1,0 +1,1 @@
+"""Models as rows of layers, ready to be cut into stages."""

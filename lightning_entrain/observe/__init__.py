@@ -1,0 +1,1 @@
+"""What happened: timelines, spread measures and reports."""

@@ -1,0 +1,1 @@
+"""Running a verified schedule: groups, transfers, stages, executor and gradient reduction."""

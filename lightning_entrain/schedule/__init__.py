@@ -1,0 +1,1 @@
+"""Schedules as data: actions, builders, lowering, verification, simulation. Pure: no torch."""
