@@ -26,6 +26,11 @@ class SampleSize:
     merge_size: int = 2
 
     @property
+    def has_images(self) -> bool:
+        """Whether the encoder has work with this sample."""
+        return bool(self.grids)
+
+    @property
     def num_patches(self) -> int:
         """Rows this sample takes in an encoder microbatch."""
         return sum(frames * rows * columns for frames, rows, columns in self.grids)
