@@ -1,0 +1,166 @@
+"""One forward, one backward (1F1B), for any placement, and forward alone.
+
+The order is derived by a deterministic event simulation in which each action takes one unit of
+time: backward first, and at most S-s microbatches in flight on stage s of S. With one stage per
+rank this is the usual order; with several it stays legal by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_entrain.errors import ScheduleError
+from lightning_entrain.schedule.graph import Edge, StepGraph
+from lightning_entrain.schedule.types import Action, ActionKind, Placement, RowCounts, Schedule
+
+F, B = ActionKind.F, ActionKind.B
+
+
+def build_1f1b(
+    placement: Placement,
+    rows: RowCounts,
+    *,
+    split_backward: bool = False,
+    caps: Sequence[int] | None = None,
+) -> Schedule:
+    """1F1B over all stages of both modules (Entrain, section 5.3, arXiv 2605.27918).
+
+    Args:
+        placement: Which rank holds which stage.
+        rows: Rows per microbatch; empty microbatches get no action.
+        split_backward: Back-propagate the segments of an encoder microbatch one by one, each as
+            soon as its gradient arrives. Changes nothing where no sample is deferred.
+        caps: Microbatches in flight allowed per stage; default S-s. Larger caps on encoder
+            stages are the paper's eager forward.
+
+    Returns:
+        A schedule of compute actions.
+
+    Raises:
+        ScheduleError: If the caps are too small for any order.
+    """
+    num_stages = placement.num_stages
+    limits = [num_stages - s for s in range(num_stages)] if caps is None else list(caps)
+    if len(limits) != num_stages or min(limits) < 1:
+        raise ScheduleError(
+            f"In-flight caps {limits}", limit=f"one number, at least 1, for each of {num_stages}"
+        )
+    ranks = _GreedyOrder(placement, rows, limits, split_backward=split_backward).run()
+    return Schedule(name="1f1b", placement=placement, ranks=ranks)
+
+
+def build_forward_only(placement: Placement, rows: RowCounts) -> Schedule:
+    """Forward of every microbatch, for validation and prediction."""
+    order = _GreedyOrder(placement, rows, None, split_backward=False)
+    return Schedule(name="forward_only", placement=placement, ranks=order.run(), forward_only=True)
+
+
+class _GreedyOrder:
+    """Unit-time simulation that picks each rank's next action."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        rows: RowCounts,
+        caps: list[int] | None,
+        *,
+        split_backward: bool,
+    ) -> None:
+        self.graph = graph = StepGraph(placement, rows)
+        self.placement = placement
+        self.caps = caps
+        stages = range(placement.num_stages)
+        self.forwards = [[Action(s, F, m) for m in graph.microbatches(s)] for s in stages]
+        self.backwards: list[list[Action]] = [[] for _ in stages]
+        if caps is not None:
+            self.backwards = [_backward_order(graph, s, split_backward) for s in stages]
+        self.next_forward = [0] * placement.num_stages
+        self.next_backward = [0] * placement.num_stages
+        self.in_flight = [0] * placement.num_stages
+        self.pieces: dict[tuple[int, int], int] = {}
+        for own in self.backwards:
+            for action in own:
+                key = action.stage, action.microbatch
+                self.pieces[key] = self.pieces.get(key, 0) + 1
+        self.done: set[Edge] = set()
+        self.forwarded: set[tuple[int, int]] = set()
+
+    def run(self) -> tuple[tuple[Action, ...], ...]:
+        num_ranks = self.placement.num_ranks
+        holders = [self.placement.stages_of(rank) for rank in range(num_ranks)]
+        lists: list[list[Action]] = [[] for _ in range(num_ranks)]
+        left = sum(map(len, self.forwards)) + sum(map(len, self.backwards))
+        while left:
+            # Choose for every rank before any finishes: a unit's results are seen only after it.
+            chosen = [(r, self._choose(holders[r])) for r in range(num_ranks)]
+            started = [(rank, action) for rank, action in chosen if action is not None]
+            if not started:
+                self._raise_stuck()
+            for rank, action in started:
+                lists[rank].append(action)
+                self._finish(action)
+            left -= len(started)
+        return tuple(map(tuple, lists))
+
+    def _choose(self, stages: Sequence[int]) -> Action | None:
+        ready = [a for s in stages if (a := self._ready_backward(s)) is not None]
+        if ready:
+            return min(ready, key=lambda a: (a.microbatch, -a.stage))
+        ready = [a for s in stages if (a := self._ready_forward(s)) is not None]
+        # Deepest stage first: what is begun reaches its backward before more is begun.
+        return max(ready, key=lambda a: a.stage) if ready else None
+
+    def _ready_backward(self, stage: int) -> Action | None:
+        index = self.next_backward[stage]
+        if index == len(self.backwards[stage]):
+            return None
+        action = self.backwards[stage][index]
+        if (stage, action.microbatch) not in self.forwarded:
+            return None
+        return action if self.done.issuperset(self.graph.inputs(action)) else None
+
+    def _ready_forward(self, stage: int) -> Action | None:
+        index = self.next_forward[stage]
+        if index == len(self.forwards[stage]):
+            return None
+        if self.caps is not None and self.in_flight[stage] >= self.caps[stage]:
+            return None
+        action = self.forwards[stage][index]
+        return action if self.done.issuperset(self.graph.inputs(action)) else None
+
+    def _finish(self, action: Action) -> None:
+        stage, key = action.stage, (action.stage, action.microbatch)
+        self.done.update(self.graph.outputs(action))
+        if action.kind is F:
+            self.next_forward[stage] += 1
+            self.in_flight[stage] += 1
+            self.forwarded.add(key)
+            return
+        self.next_backward[stage] += 1
+        self.pieces[key] -= 1
+        if not self.pieces[key]:
+            self.in_flight[stage] -= 1
+
+    def _raise_stuck(self) -> None:
+        stage = next(
+            s
+            for s in range(self.placement.num_stages)
+            if self.next_backward[s] < len(self.backwards[s])
+        )
+        raise ScheduleError(
+            f"No action can follow on rank {self.placement.stage_to_rank[stage]} (stage {stage}, "
+            f"{self.in_flight[stage]} microbatches in flight)",
+            limit=f"in-flight caps {self.caps}",
+            remedy="allow more microbatches in flight",
+        )
+
+
+def _backward_order(graph: StepGraph, stage: int, split_backward: bool) -> list[Action]:
+    """B actions of a stage, by the time their gradients arrive."""
+    if not (split_backward and graph.is_encoder(stage)):
+        return [Action(stage, B, m) for m in graph.microbatches(stage)]
+    actions = []
+    for k, j in sorted(graph.rows.segments, key=lambda segment: segment[::-1]):
+        whole = len(graph.by_source[k]) == 1
+        actions.append(Action(stage, B, k, None if whole else j))
+    return actions
