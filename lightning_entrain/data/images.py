@@ -88,9 +88,8 @@ def image_patches(data: bytes, rule: ImageRule) -> Tensor:
             limit="a whole image file",
             remedy=_REMEDY,
         ) from error
-    values = np.asarray(picture, dtype=np.float32) / np.float32(255)
-    values = (values - np.asarray(MEAN, np.float32)) / np.asarray(STD, np.float32)
-    return patchify(torch.from_numpy(values), rule)
+    values = torch.from_numpy(np.array(picture)).float() / 255
+    return patchify((values - torch.tensor(MEAN)) / torch.tensor(STD), rule)
 
 
 def patchify(picture: Tensor, rule: ImageRule) -> Tensor:

@@ -40,24 +40,22 @@ class TextTokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte, and the special tokens. Needs no training.
-
-    The ids of bytes are the bytes; the four special tokens follow as 256 to 259.
-    """
+    """The four special tokens as ids 0 to 3, then one token per UTF-8 byte. Needs no training."""
 
     vocab_size = 256 + len(SPECIAL_TOKENS)
-    image_token_id = 256
-    eos_token_id = 257
-    user_token_id = 258
-    assistant_token_id = 259
+    image_token_id = 0
+    eos_token_id = 1
+    user_token_id = 2
+    assistant_token_id = 3
 
     def encode(self, text: str) -> list[int]:
-        """UTF-8 bytes of the text."""
-        return list(text.encode("utf-8"))
+        """UTF-8 bytes of the text, each raised by 4."""
+        return [byte + len(SPECIAL_TOKENS) for byte in text.encode("utf-8")]
 
     def decode(self, ids: list[int]) -> str:
         """Text of the bytes among the ids; broken sequences become the replacement sign."""
-        return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+        data = bytes(i - len(SPECIAL_TOKENS) for i in ids if i >= len(SPECIAL_TOKENS))
+        return data.decode("utf-8", errors="replace")
 
     def fingerprint(self) -> str:
         """Constant: the mapping never changes."""
