@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.packed_attention import NO_MASK, PACKED_ATTENTION
 from lightning_entrain.models.protocol import LlmModule, LlmPacking, refuse_dropout
 
 VERIFIED_FAMILIES = frozenset(
@@ -22,7 +23,8 @@ class DecoderLlm(LlmModule):
     Submodules are the given model's own, under its own names, so its state dict is unchanged. A
     slice runs the family's own ``forward`` over a shallow copy of the model that holds just those
     layers: masks, rotary tables, sliding windows and logit caps stay Hugging Face's. Samples lie
-    packed in one row; the attention mask follows from position ids that restart at 0.
+    packed in one row. With attention ``sdpa`` each sample is attended to on its own; with others
+    the mask follows from position ids that restart at 0.
 
     Args:
         model: A causal language model with ``model.embed_tokens``, ``model.layers``,
@@ -46,6 +48,8 @@ class DecoderLlm(LlmModule):
         refuse_dropout(model, "The LLM")
         self._hf = (model,)  # in a tuple: not a submodule, its children are
         self._modules = model._modules
+        if config._attn_implementation == "sdpa":
+            config._attn_implementation = PACKED_ATTENTION
         self.config = config
         self.image_token_id = image_token_id
         self.num_layers = len(self.model.layers)
@@ -89,11 +93,13 @@ class DecoderLlm(LlmModule):
                 limit=f"the {packing.num_tokens} tokens of the row it was announced",
             )
         last = stop == self.num_layers
-        output = self._view(start, stop, last)(
+        packed = self.config._attn_implementation == PACKED_ATTENTION
+        output = self._view(start, stop, last, packed)(
             inputs_embeds=hidden.unsqueeze(0),
             position_ids=packing.position_ids(hidden.device).unsqueeze(0),
             use_cache=False,
             return_dict=True,
+            **({"sample_lengths": packing.sample_lengths} if packed else {}),
         )
         return (output.logits if last else output.last_hidden_state).squeeze(0)
 
@@ -119,12 +125,14 @@ class DecoderLlm(LlmModule):
             return embeds
         return embeds.masked_scatter(is_image.unsqueeze(-1), features.to(embeds.dtype))
 
-    def _view(self, start: int, stop: int, last: bool) -> Any:
+    def _view(self, start: int, stop: int, last: bool, packed: bool) -> Any:
         """The Hugging Face model with just these layers; made anew, for modules may be replaced."""
         config = copy.copy(self.config)
         config.__dict__["num_hidden_layers"] = stop - start
         if getattr(config, "layer_types", None) is not None:
             config.__dict__["layer_types"] = list(config.layer_types[start:stop])
+        if packed:
+            config.__dict__["_attn_implementation_internal"] = NO_MASK
         base = _shallow_copy(self.model, config, self.training)
         base._modules["layers"] = self.model.layers[start:stop]
         base._modules["embed_tokens"] = None

@@ -16,6 +16,7 @@ from lightning_entrain.models.protocol import (
     LlmModule,
     LlmPacking,
 )
+from lightning_entrain.models.prune import check_names
 
 if TYPE_CHECKING:
     from lightning_entrain.assign.types import ReplicaAssignment
@@ -111,6 +112,8 @@ class EntrainModel(nn.Module):
     ) -> None:
         super().__init__()
         _check_columns(encoder, llm, projector)
+        check_names("encoder", encoder)
+        check_names("llm", llm)
         self.encoder = encoder
         self.llm = llm
         self.projector = projector
