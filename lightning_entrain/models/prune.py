@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.protocol import PassThrough, PipelineModule
 

@@ -100,7 +100,7 @@ def assemble(
 
 def tiny_vlm(
     vocab_size: int = 2048,
-    image_token_id: int | None = None,
+    image_token_id: int = 0,
     *,
     encoder_layers: int = 4,
     encoder_hidden_size: int = 128,
@@ -122,7 +122,7 @@ def tiny_vlm(
 
     Args:
         vocab_size: Token ids, special tokens included.
-        image_token_id: Token id of the image placeholders; the last id of the vocabulary if None.
+        image_token_id: Token id of the image placeholders; 0 in this package's tokenizers.
         encoder_layers: Layers of the vision transformer.
         encoder_hidden_size: Its columns.
         encoder_intermediate_size: Its MLP's columns.
@@ -185,7 +185,7 @@ def tiny_vlm(
     return vlm_from_configs(
         vision,
         text,
-        image_token_id=vocab_size - 1 if image_token_id is None else image_token_id,
+        image_token_id=image_token_id,
         seed=seed,
         gradient_checkpointing=gradient_checkpointing,
     )
@@ -193,7 +193,7 @@ def tiny_vlm(
 
 def nano_vlm(
     vocab_size: int = 260,
-    image_token_id: int | None = None,
+    image_token_id: int = 0,
     *,
     encoder_layers: int = 3,
     llm_layers: int = 3,
