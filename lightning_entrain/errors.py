@@ -61,3 +61,7 @@ class RuntimeMismatchError(EntrainError, RuntimeError):
 
 class CheckpointError(EntrainError, RuntimeError):
     """A checkpoint cannot be written, or does not fit the model."""
+
+
+class RankFailedError(EntrainError, RuntimeError):
+    """Another rank failed first; the message holds its error."""

@@ -1,0 +1,233 @@
+"""Consolidated checkpoints: the file a single-device Lightning run would write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_entrain.errors import CheckpointError
+
+_KEYED_BY_PARAMETER = ("params", "param_names")
+
+
+@dataclass(frozen=True)
+class OptimizerLayout:
+    """Names of an optimizer's parameters, group by group, as on a single device."""
+
+    groups: tuple[tuple[str, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names in the order of torch's parameter ids."""
+        return tuple(name for group in self.groups for name in group)
+
+
+def record_layout(optimizer: Optimizer, names: Mapping[Tensor, str]) -> OptimizerLayout:
+    """Note which parameter is where in a freshly configured optimizer.
+
+    Raises:
+        CheckpointError: If the optimizer holds a parameter that the module does not have.
+    """
+    groups = []
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise CheckpointError(
+                    f"{type(optimizer).__name__} group {index} holds a parameter of shape "
+                    f"{tuple(parameter.shape)} that is not in the LightningModule",
+                    limit="optimizers hold parameters of the module",
+                    remedy="build the optimizer from self.parameters() in configure_optimizers",
+                )
+        groups.append(tuple(names[parameter] for parameter in group["params"]))
+    return OptimizerLayout(groups=tuple(groups))
+
+
+def prune_optimizer(optimizer: Optimizer, kept: set[nn.Parameter]) -> None:
+    """Drop the parameters of other ranks; groups stay, even when they end up empty."""
+    for group in optimizer.param_groups:
+        keep = [parameter in kept for parameter in group["params"]]
+        for key in _KEYED_BY_PARAMETER:
+            if key in group:
+                values = zip(group[key], keep, strict=True)
+                group[key] = [value for value, wanted in values if wanted]
+    for parameter in [p for p in optimizer.state if p not in kept]:
+        del optimizer.state[parameter]
+
+
+def full_optimizer_state(
+    optimizer: Optimizer,
+    layout: OptimizerLayout,
+    names: Mapping[Tensor, str],
+    gather: TensorGather,
+) -> dict[str, Any]:
+    """The state dict the optimizer would have on one device; complete on rank 0.
+
+    Args:
+        optimizer: This rank's pruned optimizer.
+        layout: Its parameters on a single device.
+        names: Names of this rank's parameters.
+        gather: Brings the parts of all ranks to rank 0.
+    """
+    own = {names[parameter]: state for parameter, state in optimizer.state.items()}
+    collected = gather(own)
+    ids = {name: index for index, name in enumerate(layout.names)}
+    groups = []
+    for group, group_names in zip(optimizer.param_groups, layout.groups, strict=True):
+        packed = {k: v for k, v in group.items() if k not in _KEYED_BY_PARAMETER}
+        if "param_names" in group:
+            packed["param_names"] = list(group_names)
+        groups.append({**packed, "params": [ids[name] for name in group_names]})
+    state = {ids[name]: collected[name] for name in layout.names if name in collected}
+    return {"state": state, "param_groups": groups}
+
+
+def load_optimizer_state(
+    optimizer: Optimizer,
+    layout: OptimizerLayout,
+    names: Mapping[Tensor, str],
+    saved: Mapping[str, Any],
+) -> None:
+    """Load this rank's part of a single-device optimizer state.
+
+    Raises:
+        CheckpointError: If the saved groups are not those of this optimizer.
+    """
+    sizes = [len(group["params"]) for group in saved["param_groups"]]
+    expected = [len(group) for group in layout.groups]
+    if sizes != expected:
+        raise CheckpointError(
+            f"The checkpoint's optimizer has parameter groups of {sizes} parameters",
+            limit=f"this run's {type(optimizer).__name__} has {expected}",
+            remedy="configure the optimizer as in the run that wrote the checkpoint, or load the "
+            "weights alone",
+        )
+    saved_ids = {
+        name: index
+        for group, group_names in zip(saved["param_groups"], layout.groups, strict=True)
+        for index, name in zip(group["params"], group_names, strict=True)
+    }
+    state: dict[int, Any] = {}
+    groups = []
+    next_id = 0
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        packed = {k: v for k, v in saved_group.items() if k not in _KEYED_BY_PARAMETER}
+        if "param_names" in group:
+            packed["param_names"] = group["param_names"]
+        packed["params"] = list(range(next_id, next_id + len(group["params"])))
+        next_id += len(group["params"])
+        groups.append(packed)
+        for local_id, parameter in zip(packed["params"], group["params"], strict=True):
+            entry = saved["state"].get(saved_ids[names[parameter]])
+            if entry is not None:
+                state[local_id] = entry
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+class TensorGather:
+    """Collects nested dictionaries of tensors on global rank 0.
+
+    Structure travels as pickled metadata, tensors one by one as raw messages, so that no rank but 0
+    ever holds more than its own part and one tensor.
+
+    Args:
+        group: Group of all ranks on the host (gloo); None in a job of one process.
+        sources: Ranks that contribute; each name must come from one of them only.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, sources: Sequence[int]) -> None:
+        self._group = group
+        self._sources = tuple(sources)
+
+    def __call__(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Every rank calls this together; ranks other than 0 get their own part back.
+
+        Args:
+            own: Name to tensor, or name to dictionary of tensors and plain values.
+        """
+        result = {name: _to_host(value) for name, value in own.items()}
+        if self._group is None:
+            return result
+        rank = dist.get_rank()
+        for source in self._sources:
+            if source == 0:
+                continue
+            if rank == source:
+                self._send(result)
+            elif rank == 0:
+                result.update(self._receive(source))
+        return result
+
+    def _send(self, part: Mapping[str, Any]) -> None:
+        tensors: list[Tensor] = []
+        described = {name: _describe(value, tensors) for name, value in part.items()}
+        dist.send_object_list([described], 0, group=self._group)
+        for tensor in tensors:
+            if tensor.numel():
+                dist.send(_as_bytes(tensor), 0, group=self._group)
+
+    def _receive(self, source: int) -> dict[str, Any]:
+        box: list[Any] = [None]
+        dist.recv_object_list(box, source, group=self._group)
+        return {name: self._rebuild(entry, source) for name, entry in box[0].items()}
+
+    def _rebuild(self, entry: Any, source: int) -> Any:
+        if isinstance(entry, _TensorSpec):
+            tensor = torch.empty(entry.shape, dtype=entry.dtype)
+            if tensor.numel():
+                dist.recv(_as_bytes(tensor), source, group=self._group)
+            return tensor
+        if isinstance(entry, dict):
+            return {key: self._rebuild(value, source) for key, value in entry.items()}
+        return entry
+
+
+@dataclass(frozen=True)
+class _TensorSpec:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _to_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: _to_host(entry) for key, entry in value.items()}
+    return value
+
+
+def _describe(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors.append(value.contiguous())
+        return _TensorSpec(tuple(value.shape), value.dtype)
+    if isinstance(value, Mapping):
+        return {key: _describe(entry, tensors) for key, entry in value.items()}
+    return value
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor's memory as bytes: gloo sends every type alike then."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def check_names(saved: Iterable[str], expected: Iterable[str]) -> None:
+    """Compare the names in a checkpoint with the full model's.
+
+    Raises:
+        CheckpointError: If a name is missing or unknown.
+    """
+    found, wanted = set(saved), set(expected)
+    for what, names in (("lacks", wanted - found), ("has unknown", found - wanted)):
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise CheckpointError(
+                f"The checkpoint {what} {len(names)} of the model's tensors, such as {some}",
+                limit="checkpoint and model have the same names",
+                remedy="build the model with the configuration of the run that wrote the "
+                "checkpoint, or set strict_loading=False on the LightningModule",
+            )

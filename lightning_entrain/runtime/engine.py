@@ -1,0 +1,209 @@
+"""The engine that takes the place of the model's own forward inside a pipeline job."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lightning_entrain.data.batch import PlannedBatch
+from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.entrain_model import EntrainModel
+from lightning_entrain.plan.layout import StageLayout
+from lightning_entrain.runtime.executor import Executor, StepSums
+from lightning_entrain.runtime.groups import PipelineGroups
+from lightning_entrain.runtime.transfer import DTYPES, Transfers
+from lightning_entrain.schedule.lower import Program, lower
+from lightning_entrain.schedule.one_f_one_b import build_1f1b, build_forward_only
+from lightning_entrain.schedule.types import row_counts
+from lightning_entrain.schedule.verify import verify
+
+
+class PipelineEngine:
+    """Runs a planned global batch through the pipeline and returns the loss.
+
+    It is called exactly as the model is, ``loss = engine(batch)``, and returns the same scalar on
+    every rank. Under autograd the gradients are computed while it runs and handed over when
+    ``backward`` reaches the loss, so that zero_grad, accumulation and any arithmetic on the loss
+    keep their meaning.
+
+    Args:
+        model: The model with this rank's layers.
+        layout: Stages and replicas.
+        global_rank: This rank.
+        groups: Its process groups.
+        device: Its device.
+        wire_dtype: Name of the type of boundary tensors.
+    """
+
+    def __init__(
+        self,
+        model: EntrainModel,
+        layout: StageLayout,
+        *,
+        global_rank: int,
+        groups: PipelineGroups,
+        device: torch.device,
+        wire_dtype: str = "float32",
+    ) -> None:
+        self._model = model
+        self._layout = layout
+        self._replica, self._rank = layout.split(global_rank)
+        self._groups = groups
+        self._device = device
+        self._wire_dtype = wire_dtype
+        transfers = Transfers(groups, device, base=self._replica * layout.num_ranks)
+        self._executor = Executor(model, layout, self._rank, transfers, DTYPES[wire_dtype])
+        self._columns = model.boundary_columns(len(layout.encoder_ranges), len(layout.llm_ranges))
+        self.last_program: Program | None = None
+
+    def __call__(self, batch: PlannedBatch) -> Tensor:
+        """Run one global batch.
+
+        Args:
+            batch: The planned batch; every rank passes the same plan.
+
+        Returns:
+            Scalar float32: loss sum over all label tokens / their number, equal on all ranks.
+
+        Raises:
+            ConfigError: If the batch is not a planned one, or planned for another layout.
+            RuntimeMismatchError: If ranks disagree on the plan.
+            ScheduleError: If the schedule fails verification.
+        """
+        train = torch.is_grad_enabled()
+        self._check_batch(batch)
+        program = self.program_for(batch, train=train)
+        self._compare_plans(batch, program)
+        if not train:
+            return self._reduce(
+                self._executor.run(program, batch, self._replica, train=False), batch
+            )
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        kept = [p.grad for p in parameters]
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            sums = self._executor.run(program, batch, self._replica, train=True)
+            fresh = [p.grad for p in parameters]
+        finally:
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+        loss = self._reduce(sums, batch)
+        anchor = torch.zeros((), device=self._device, requires_grad=True)
+        return _ReplayGradients.apply(anchor, loss, _GradientStore(parameters, fresh))
+
+    def program_for(self, batch: PlannedBatch, *, train: bool) -> Program:
+        """Build, lower and verify this replica's schedule for a batch."""
+        rows = row_counts(batch.assignment.replicas[self._replica], batch.sizes)
+        build = build_1f1b if train else build_forward_only
+        schedule = build(self._layout.placement, rows)
+        program = lower(schedule, rows, boundary_columns=self._columns, dtype=self._wire_dtype)
+        verify(program, rows)
+        self.last_program = program
+        return program
+
+    def _check_batch(self, batch: Any) -> None:
+        if not isinstance(batch, PlannedBatch):
+            raise ConfigError(
+                f"The model was called with a {type(batch).__name__}",
+                limit="the pipeline runs planned batches",
+                remedy="pass the batch of an EntrainDataModule unchanged: self.model(batch)",
+            )
+        planned = len(batch.assignment.replicas)
+        if planned != self._layout.num_replicas:
+            raise ConfigError(
+                f"The batch is assigned to {planned} replica(s)",
+                limit=f"the strategy runs {self._layout.num_replicas}",
+                remedy="let EntrainDataModule take the number from the strategy",
+            )
+        lag = max(replica.max_lag for replica in batch.assignment.replicas)
+        if lag > 0:
+            raise ConfigError(
+                f"Assignment policy {batch.assignment.policy!r} defers samples by {lag}",
+                limit="this runtime runs each sample's LLM work in its own microbatch",
+                remedy="choose a policy without deferral, such as assignment=fixed",
+            )
+
+    def _compare_plans(self, batch: PlannedBatch, program: Program) -> None:
+        """Raise on every rank if one has another plan, before any tensor is sent."""
+        if self._groups.control is None:
+            return
+        text = f"{batch.assignment.digest()} {batch.num_label_tokens} {batch.sizes}"
+        own = torch.tensor(
+            [self._replica, _short_hash(text), _short_hash(program.schedule.digest())]
+        )
+        found = [torch.empty_like(own) for _ in range(self._layout.world_size)]
+        dist.all_gather(found, own, group=self._groups.control)
+        rows = [row.tolist() for row in found]
+        for rank, (replica, assignment, schedule) in enumerate(rows):
+            first = self._layout.num_ranks * replica
+            _require_equal(rank, 0, "assignment of the global batch", assignment, rows[0][1])
+            _require_equal(rank, first, "schedule of the replica", schedule, rows[first][2])
+
+    def _reduce(self, sums: StepSums, batch: PlannedBatch) -> Tensor:
+        packed = torch.stack([sums.loss, *sums.scalars.values()])
+        if self._groups.control is not None:
+            dist.all_reduce(packed)
+        values = packed.unbind()
+        self._model.scalars_out = dict(zip(sums.scalars, values[1:], strict=True))
+        return (values[0] / max(batch.num_label_tokens, 1)).float()
+
+
+def _short_hash(text: str) -> int:
+    """56 bits of a digest, which fit a signed 64-bit tensor."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def _require_equal(rank: int, reference: int, what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise RuntimeMismatchError(
+            f"Rank {rank} has another {what} ({found:x}) than rank {reference} ({expected:x})",
+            limit="all ranks plan the same step",
+            remedy="use the same data, configuration and package versions on every rank",
+        )
+
+
+class _GradientStore:
+    """Gradients of one step, waiting for backward."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]
+    ) -> None:
+        self._pairs: list[tuple[nn.Parameter, Tensor]] | None = [
+            (parameter, gradient)
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+            if gradient is not None
+        ]
+
+    def release(self, scale: Tensor) -> None:
+        """Add ``scale`` times the stored gradients to ``p.grad``, once."""
+        if self._pairs is None:
+            raise RuntimeError(
+                "backward() reached the pipeline's loss twice; run the model again for a second one"
+            )
+        pairs, self._pairs = self._pairs, None
+        for parameter, gradient in pairs:
+            gradient.mul_(scale.to(gradient.dtype))
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
+
+
+class _ReplayGradients(torch.autograd.Function):
+    """Identity on the loss whose backward hands over gradients that are already computed."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, loss: Tensor, store: _GradientStore) -> Tensor:
+        ctx.store = store
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.store.release(gradients[0])
+        return None, None, None

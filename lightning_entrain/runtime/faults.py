@@ -1,0 +1,89 @@
+"""When one rank fails: tell the others which one and why, and leave together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import traceback
+from datetime import timedelta
+
+import torch.distributed as dist
+
+_POLL_SECONDS = 0.5
+
+
+class FaultWatch:
+    """Watches for the first error of any rank, from a thread of its own.
+
+    A rank blocked in a collective cannot be woken from Python. So after an error the thread gives
+    the rank a grace period to fail by itself, then prints the first rank's error and ends the
+    process.
+
+    Args:
+        rank: This rank.
+        host: Address of the job's key-value store.
+        port: Its port.
+        grace_seconds: How long a rank may take to fail by itself.
+    """
+
+    def __init__(self, rank: int, host: str, port: int, *, grace_seconds: float = 5.0) -> None:
+        self._rank = rank
+        self._grace_seconds = grace_seconds
+        # A second connection: the default store's client blocks while a group is created.
+        self._store = dist.TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
+        )
+        self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/entrain/first_error"
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._own_traceback = ""
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="entrain-faults")
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching, at the end of a job that went well."""
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def report(self, error: BaseException) -> None:
+        """Publish this rank's error unless another rank was first."""
+        notes = "; ".join(getattr(error, "__notes__", []))
+        text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+        record = json.dumps({"rank": self._rank, "error": text})
+        self._own_traceback = "".join(traceback.format_exception(error))
+        # A RuntimeError here means that the store died with rank 0, which every rank notices.
+        with self._lock, contextlib.suppress(RuntimeError):
+            self._store.compare_set(self._key, "", record)
+
+    def first_error(self) -> tuple[int | None, str] | None:
+        """Rank and text of the first error of the job, if there was one."""
+        try:
+            with self._lock:
+                if not self._store.check([self._key]):
+                    return None
+                record = json.loads(self._store.get(self._key))
+        except RuntimeError:
+            return None, "the job's key-value store is gone: rank 0 or its launcher has ended"
+        return record["rank"], f"rank {record['rank']} failed first: {record['error']}"
+
+    def _watch(self) -> None:
+        while not self._done.wait(_POLL_SECONDS):
+            first = self.first_error()
+            if first is None:
+                continue
+            grace = self._grace_seconds * (2 if self._own_traceback else 1)
+            if self._done.wait(grace):
+                return
+            print(
+                f"{self._own_traceback}[rank {self._rank}] ending because {first[1]}",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)

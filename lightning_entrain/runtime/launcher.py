@@ -1,0 +1,122 @@
+"""Starts the ranks of one node, and ends them together."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+_GRACE_SECONDS = 8.0
+_PARENT = "ENTRAIN_LAUNCHER_PID"
+
+
+class EntrainLauncher(_SubprocessScriptLauncher):
+    """Lightning's script launcher with a check before and an end in common after.
+
+    Args:
+        cluster_environment: Tells whether processes are started from outside (torchrun, SLURM).
+        num_processes: Ranks on this node.
+        num_nodes: Nodes of the job.
+        preflight: Called with the LightningModule before any process is started, so that a wrong
+            layout is one clear error and not one per rank.
+    """
+
+    def __init__(
+        self,
+        cluster_environment: ClusterEnvironment,
+        num_processes: int,
+        num_nodes: int,
+        *,
+        preflight: Callable[[Any], None],
+    ) -> None:
+        super().__init__(cluster_environment, num_processes, num_nodes)
+        self._preflight = preflight
+
+    @property
+    def is_interactive_compatible(self) -> bool:
+        """A single process needs no script to start."""
+        return self.num_processes * self.num_nodes == 1
+
+    def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Check the model, start the other ranks of this node, run ``function`` on all."""
+        if args:
+            self._preflight(args[0])
+        external = self.cluster_environment.creates_processes_externally
+        if not external:
+            self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
+            if not self.procs and self.num_processes > 1:
+                os.environ[_PARENT] = str(os.getpid())
+                self._call_children_scripts()
+                atexit.register(self.end_children)
+                _ChildWatch(self.procs).start()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
+
+    def end_children(self, grace_seconds: float = _GRACE_SECONDS) -> None:
+        """Wait for the other ranks of this node; terminate those that stay."""
+        deadline = time.monotonic() + grace_seconds
+        for process in self.procs:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                process.terminate()
+        for process in self.procs:
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class _ChildWatch(threading.Thread):
+    """Ends this process when one of its children failed and the rank does not notice by itself."""
+
+    def __init__(self, processes: list[subprocess.Popen]) -> None:
+        super().__init__(daemon=True, name="entrain-children")
+        self._processes = processes
+
+    def run(self) -> None:
+        while True:
+            codes = [process.poll() for process in self._processes]
+            if all(code == 0 for code in codes):
+                return
+            failed = [rank for rank, code in enumerate(codes, start=1) if code]
+            if failed:
+                break
+            time.sleep(0.5)
+        time.sleep(_GRACE_SECONDS)
+        rank = failed[0]
+        print(
+            f"[rank 0] ending because rank {rank} of this node ended with code {codes[rank - 1]}",
+            file=sys.stderr,
+            flush=True,
+        )
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        os._exit(1)  # the main thread is stuck: it had its grace period
+
+
+def die_with_parent() -> None:
+    """Let a rank started by :class:`EntrainLauncher` end when its launcher dies."""
+    parent = os.environ.get(_PARENT)
+    if parent is None or os.environ.get("LOCAL_RANK", "0") == "0":
+        return
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        parent_death_signal = 1
+        # SIGKILL: Lightning handles SIGTERM by finishing the batch, which may wait for dead ranks.
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        os._exit(1)

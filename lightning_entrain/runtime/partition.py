@@ -1,0 +1,158 @@
+"""Cutting a LightningModule's model into stages, and knowing what is where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+
+from lightning_entrain.data.batch import DataNeeds
+from lightning_entrain.errors import ConfigError
+from lightning_entrain.models.entrain_model import EntrainModel
+from lightning_entrain.models.protocol import PassThrough
+from lightning_entrain.models.prune import owned_names, prune_to_stages
+from lightning_entrain.plan.layout import LayoutRequest, StageLayout
+
+
+def find_model(module: pl.LightningModule) -> EntrainModel:
+    """The one EntrainModel of a LightningModule.
+
+    Raises:
+        ConfigError: If there is none, or more than one.
+    """
+    found = [name for name, part in module.named_modules() if isinstance(part, EntrainModel)]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{type(module).__name__} holds {len(found)} EntrainModels"
+            + (f" ({', '.join(found)})" if found else ""),
+            limit="exactly one, which the strategy cuts into stages",
+            remedy="assign it in __init__ or configure_model: self.model = EntrainModel(...)",
+        )
+    model = module.get_submodule(found[0])
+    assert isinstance(model, EntrainModel)
+    return model
+
+
+class ModelPartition:
+    """A model, its layout, and which rank holds which tensor.
+
+    Made from the whole model, before anything is pruned.
+    """
+
+    def __init__(
+        self, model: EntrainModel, layout: StageLayout, module: pl.LightningModule | None
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.module = module
+        self._prefix = _prefix_of(model, module)
+        self._owned = [owned_names(model, *layout.ranges_of(r)) for r in range(layout.num_ranks)]
+        self.full_names: tuple[str, ...] = tuple(module.state_dict()) if module is not None else ()
+        self._foreign: dict[str, nn.Module] = {}
+
+    @classmethod
+    def plan(
+        cls,
+        model: EntrainModel,
+        request: LayoutRequest,
+        module: pl.LightningModule | None = None,
+    ) -> ModelPartition:
+        """Choose the layout for a whole model.
+
+        Raises:
+            ConfigError: If the model does not fit the numbers, ties parameters across stages, or
+                the LightningModule trains parameters outside it.
+        """
+        layout = request.resolve(
+            encoder_layers=model.encoder.num_layers,
+            llm_layers=model.llm.num_layers,
+            encoder_weight=_num_parameters(model.encoder),
+            llm_weight=_num_parameters(model.llm),
+        )
+        partition = cls(model, layout, module)
+        partition._check_ties()
+        if module is not None and layout.world_size > 1:
+            partition._check_outside(module)
+        return partition
+
+    def data_needs(self, global_rank: int) -> DataNeeds:
+        """What a rank reads: pixels first, token ids at the LLM's first stage, labels last."""
+        replica, rank = self.layout.split(global_rank)
+        stages = self.layout.placement.stages_of(rank)
+        return DataNeeds(
+            pixels=0 in stages,
+            input_ids=self.layout.num_encoder_stages in stages,
+            labels=self.layout.num_stages - 1 in stages,
+            replica=replica,
+        )
+
+    def prune(self, global_rank: int) -> None:
+        """Keep this rank's stages; the rest is kept aside without memory."""
+        before = dict(self.model.named_modules())
+        _, rank = self.layout.split(global_rank)
+        prune_to_stages(self.model, *self.layout.ranges_of(rank))
+        for name, part in self.model.named_modules():
+            if isinstance(part, PassThrough):
+                self._foreign[name] = before[name].to("meta")
+
+    def restore_foreign_as_meta(self) -> None:
+        """Put foreign modules back, without values, so that optimizers see the whole model."""
+        for name, part in self._foreign.items():
+            parent, _, leaf = name.rpartition(".")
+            self.model.get_submodule(parent)._modules[leaf] = part
+        self._foreign.clear()
+
+    def own_state(self, state: Mapping[str, Tensor], global_rank: int) -> dict[str, Tensor]:
+        """The part of a rank's state dict that it contributes to a full one."""
+        _, rank = self.layout.split(global_rank)
+        mine = {self._prefix + name for name in self._owned[rank]}
+        others = {self._prefix + name for owned in self._owned for name in owned}
+        return {
+            name: value
+            for name, value in state.items()
+            if name in mine or (rank == 0 and name not in others)
+        }
+
+    def own_tensors(self) -> Iterable[Tensor]:
+        """Parameters and buffers of this rank's stages, in one order on every replica."""
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            yield tensor.data
+
+    def _check_ties(self) -> None:
+        for first, second in self.model.tied_parameters():
+            holders = [
+                {rank for rank, owned in enumerate(self._owned) if name in owned}
+                for name in (first, second)
+            ]
+            if holders[0] != holders[1]:
+                raise ConfigError(
+                    f"{first} and {second} are one tied parameter on ranks {sorted(holders[0])} "
+                    f"and {sorted(holders[1])}",
+                    limit="tied parameters lie on one rank: their two gradients are not summed "
+                    "across stages",
+                    remedy="set llm_stages=1, or tie_word_embeddings=false in the LLM's config",
+                )
+
+    def _check_outside(self, module: pl.LightningModule) -> None:
+        inside = set(self.model.parameters())
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and parameter not in inside:
+                raise ConfigError(
+                    f"{type(module).__name__} trains {name!r} outside its EntrainModel",
+                    limit="the pipeline trains the EntrainModel's parameters alone",
+                    remedy="move it into the encoder, the projector or the LLM, or freeze it",
+                )
+
+
+def _prefix_of(model: EntrainModel, module: pl.LightningModule | None) -> str:
+    if module is None:
+        return ""
+    for name, part in module.named_modules():
+        if part is model:
+            return f"{name}."
+    raise ConfigError(f"The model is not part of {type(module).__name__}")
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

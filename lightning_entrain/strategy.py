@@ -1,0 +1,514 @@
+"""The Lightning strategy: a heterogeneous pipeline over encoder and LLM ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.distributed import (
+    _get_default_process_group_backend_for_device,
+    _init_dist_connection,
+    _sync_ddp_if_available,
+)
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies.parallel import ParallelStrategy
+from lightning.pytorch.strategies.strategy import TBroadcast
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_entrain.checkpoint import (
+    OptimizerLayout,
+    TensorGather,
+    check_names,
+    full_optimizer_state,
+    load_optimizer_state,
+    prune_optimizer,
+    record_layout,
+)
+from lightning_entrain.data.batch import DataNeeds, PlannedBatch
+from lightning_entrain.errors import ConfigError, RankFailedError
+from lightning_entrain.models.entrain_model import EntrainModel, check_label_count
+from lightning_entrain.plan.layout import LayoutRequest, StageLayout
+from lightning_entrain.runtime.engine import PipelineEngine
+from lightning_entrain.runtime.faults import FaultWatch
+from lightning_entrain.runtime.gradients import (
+    copy_from_first_replica,
+    global_norm,
+    sum_over_replicas,
+)
+from lightning_entrain.runtime.groups import PipelineGroups, create_groups
+from lightning_entrain.runtime.launcher import EntrainLauncher, die_with_parent
+from lightning_entrain.runtime.partition import ModelPartition, find_model
+
+_Result = TypeVar("_Result")
+_WIRE_DTYPES = {
+    "32-true": "float32",
+    "64-true": "float64",
+    "bf16-true": "bfloat16",
+    "bf16-mixed": "float32",
+}
+
+
+class EntrainStrategy(ParallelStrategy):
+    """Trains a vision-language model as a pipeline whose first stages hold the encoder.
+
+    The LightningModule stays plain: it holds one :class:`EntrainModel` and its ``training_step``
+    is ``loss = self.model(batch); self.log("train/loss", loss); return loss``. Batches come from an
+    :class:`EntrainDataModule`. Implements the execution of Entrain (arXiv 2605.27918), section 5,
+    without deferral.
+
+    Args:
+        encoder_stages: Encoder stages per replica. None: in proportion to the parameters.
+        llm_stages: LLM stages per replica. None: the ranks that are left.
+        replicas: Data-parallel copies of the pipeline. Devices = replicas x stages; with one device
+            per replica, that device runs all stages.
+        timeout_seconds: How long a message or collective may take before the job ends.
+        process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
+        cluster_environment: Overrides Lightning's choice.
+        checkpoint_io: Overrides Lightning's choice.
+        precision_plugin: Overrides Lightning's choice.
+
+    Raises:
+        ConfigError: If the numbers do not fit the devices or the model; before any rank is started
+            where that can be known.
+    """
+
+    strategy_name = "entrain"
+
+    def __init__(
+        self,
+        encoder_stages: int | None = None,
+        llm_stages: int | None = None,
+        replicas: int = 1,
+        *,
+        timeout_seconds: float = 600.0,
+        process_group_backend: str | None = None,
+        accelerator: pl.accelerators.Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        if timeout_seconds <= 0:
+            raise ConfigError(f"timeout_seconds is {timeout_seconds}", limit="more than 0")
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        LayoutRequest(
+            world_size=1, replicas=replicas, encoder_stages=encoder_stages, llm_stages=llm_stages
+        ).check_values()
+        self._encoder_stages = encoder_stages
+        self._llm_stages = llm_stages
+        self._replicas = replicas
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._process_group_backend = process_group_backend
+        self.num_nodes = 1
+        self._partition: ModelPartition | None = None
+        self._groups = PipelineGroups()
+        self._optimizer_layouts: list[OptimizerLayout] = []
+        self._watch: FaultWatch | None = None
+
+    # --- who is where -----------------------------------------------------------------------
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank."""
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks on this node."""
+        return len(self.parallel_devices) if self.parallel_devices is not None else 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is more than one rank; Lightning reduces logged values only then."""
+        return self.num_processes * self.num_nodes > 1
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel copies of the pipeline; read by :class:`EntrainDataModule`."""
+        return self._replicas
+
+    @property
+    def layout(self) -> StageLayout:
+        """Stages, layers and ranks; known once the model is."""
+        if self._partition is None:
+            raise RuntimeError("The layout is known after the strategy was set up with a model")
+        return self._partition.layout
+
+    @property
+    def data_needs(self) -> DataNeeds:
+        """Which tensors of a global batch this rank reads; read by :class:`EntrainDataModule`."""
+        if self._partition is None:
+            return DataNeeds.everything()
+        return self._partition.data_needs(self.global_rank)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """How an ordinary dataset is shared out: by replica."""
+        replica = self.global_rank * self._replicas // max(self.world_size, 1)
+        return {"num_replicas": self._replicas, "rank": replica}
+
+    def _request(self) -> LayoutRequest:
+        return LayoutRequest(
+            world_size=self.num_processes * self.num_nodes,
+            replicas=self._replicas,
+            encoder_stages=self._encoder_stages,
+            llm_stages=self._llm_stages,
+        )
+
+    # --- launch and connection --------------------------------------------------------------
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._request().ranks_per_replica()
+        self._launcher = EntrainLauncher(
+            self.cluster_environment,
+            self.num_processes,
+            self.num_nodes,
+            preflight=self._preflight,
+        )
+
+    def _preflight(self, module: Any) -> None:
+        """Refuse a model that does not fit before any rank is started."""
+        if isinstance(module, pl.LightningModule) and self._partition is None:
+            with contextlib.suppress(_NoModelYet):
+                ModelPartition.plan(_existing_model(module), self._request())
+
+    def set_world_ranks(self) -> None:
+        """Tell the cluster environment and Lightning which rank this is."""
+        if self.cluster_environment is not None:
+            rank = self.node_rank * self.num_processes + self.local_rank
+            self.cluster_environment.set_global_rank(rank)
+            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+
+    def setup_environment(self) -> None:
+        """Connect the ranks."""
+        super().setup_environment()
+        die_with_parent()
+        self.set_world_ranks()
+        if not self.is_distributed or dist.is_initialized():
+            return
+        reset_seed()
+        assert self.cluster_environment is not None
+        backend = self._process_group_backend or _get_default_process_group_backend_for_device(
+            self.root_device
+        )
+        device = self.root_device if self.root_device.type != "cpu" else None
+        _init_dist_connection(
+            self.cluster_environment, backend, timeout=self._timeout, device_id=device
+        )
+        self._watch = FaultWatch(
+            self.global_rank,
+            self.cluster_environment.main_address,
+            self.cluster_environment.main_port,
+        )
+        self._watch.start()
+
+    # --- set-up -----------------------------------------------------------------------------
+
+    def connect(self, model: pl.LightningModule) -> None:
+        """Attach the user's module; the layout is fixed by the model it holds."""
+        super().connect(model)
+        if self._partition is not None and self._partition.module is not model:
+            self._partition = None
+        if self._partition is None:
+            with contextlib.suppress(_NoModelYet):
+                self._plan(model, _existing_model(model))
+
+    def _plan(self, module: pl.LightningModule, model: EntrainModel) -> None:
+        self._partition = ModelPartition.plan(model, self._request(), module=module)
+        rank_zero_info(f"EntrainStrategy: {self._partition.layout.describe()}")
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Configure the optimizers on the full model, then keep this rank's stages only."""
+        assert self.accelerator is not None
+        assert self.lightning_module is not None
+        self.accelerator.setup(trainer)
+        if self._partition is None:  # built in configure_model
+            self._plan(self.lightning_module, find_model(self.lightning_module))
+        assert self._partition is not None
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        self._partition.restore_foreign_as_meta()
+        if fitting:
+            self.setup_optimizers(trainer)
+        self._partition.prune(self.global_rank)
+        if fitting:
+            kept = set(self.lightning_module.parameters())
+            for optimizer in self.optimizers:
+                prune_optimizer(optimizer, kept)
+        self.precision_plugin.convert_module(self.lightning_module)
+        self.model_to_device()
+        if self.is_distributed and self._groups.control is None:
+            self._groups = create_groups(self.layout, self.root_device, self._timeout)
+        self._copy_from_first_replica()
+        self._attach_engine()
+        self.setup_precision_plugin()
+        if fitting:
+            _optimizers_to_device(self.optimizers, self.root_device)
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Run the user's ``configure_optimizers`` and note where each parameter is."""
+        assert self.lightning_module is not None
+        self._reset_optimizers_and_schedulers()
+        super().setup_optimizers(trainer)
+        names = self._parameter_names()
+        self._optimizer_layouts = [record_layout(optimizer, names) for optimizer in self.optimizers]
+
+    def model_to_device(self) -> None:
+        """Move what is left of the module to the rank's device."""
+        assert self.lightning_module is not None
+        self.lightning_module.to(self.root_device)
+
+    def _copy_from_first_replica(self) -> None:
+        if self._groups.replicas is not None:
+            assert self._partition is not None
+            copy_from_first_replica(self._partition.own_tensors(), self._groups.replicas)
+
+    def _attach_engine(self) -> None:
+        assert self._partition is not None
+        self._partition.model.attach_engine(
+            PipelineEngine(
+                self._partition.model,
+                self.layout,
+                global_rank=self.global_rank,
+                groups=self._groups,
+                device=self.root_device,
+                wire_dtype=_WIRE_DTYPES[str(self.precision_plugin.precision)],
+            )
+        )
+
+    def _parameter_names(self) -> dict[Tensor, str]:
+        assert self.lightning_module is not None
+        return {parameter: name for name, parameter in self.lightning_module.named_parameters()}
+
+    @property
+    def precision_plugin(self) -> Precision:
+        """Lightning's precision plugin, clipping by the norm over all stages."""
+        return super().precision_plugin
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Precision | None) -> None:
+        if plugin is not None:
+            if str(plugin.precision) not in _WIRE_DTYPES:
+                raise ConfigError(
+                    f"precision={plugin.precision!r}",
+                    limit=f"one of {', '.join(sorted(_WIRE_DTYPES))}",
+                    remedy="use bf16-mixed; a loss scaler would need one scale over all stages",
+                )
+            plugin.clip_grad_by_norm = self._clip_by_global_norm  # type: ignore[method-assign]
+        self._precision_plugin = plugin
+
+    def _clip_by_global_norm(self, optimizer: Optimizer, clip_val: float) -> None:
+        parameters = [p for p in self.precision_plugin.main_params(optimizer) if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = global_norm(gradients, self.root_device, self._groups.pipeline)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, norm)
+
+    # --- a step -----------------------------------------------------------------------------
+
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        """Check the labels that were loaded against the plan, then move the batch."""
+        if isinstance(batch, PlannedBatch) and self.is_distributed and batch.needs.labels:
+            found = sum(int((row != -100).sum()) for row in batch.labels.values())
+            replicas = [r for r in range(self._replicas) if batch.needs.covers(r)]
+            announced = sum(
+                batch.sizes[index].num_label_tokens
+                for r in replicas
+                for entry in batch.assignment.replicas[r].llm
+                for index in entry
+            )
+            check_label_count(found, announced)
+        return super().batch_to_device(batch, device, dataloader_idx)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Free the last step's gradients before the schedule needs the memory."""
+        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
+        if trainer is not None and batch_idx % trainer.accumulate_grad_batches == 0:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``training_step``; an error is told to all ranks at once."""
+        return self._reporting(super().training_step, *args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``validation_step``; an error is told to all ranks at once."""
+        return self._reporting(super().validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``test_step``; an error is told to all ranks at once."""
+        return self._reporting(super().test_step, *args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``predict_step``; an error is told to all ranks at once."""
+        return self._reporting(super().predict_step, *args, **kwargs)
+
+    def backward(
+        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Hand the gradients over, then sum them over replicas unless still accumulating."""
+        self.pre_backward(closure_loss)
+        assert self.lightning_module is not None
+        module = self.lightning_module
+        loss = self.precision_plugin.pre_backward(closure_loss, module)
+        self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+        if self._groups.replicas is not None and not self._accumulating:
+            trainable = [p for p in module.parameters() if p.requires_grad]
+            sum_over_replicas(trainable, self._groups.replicas)
+        loss = self.precision_plugin.post_backward(loss, module)
+        self.post_backward(loss)
+        return loss
+
+    _accumulating = False
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Inside, gradients stay on their replica; used while accumulating."""
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    def _reporting(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        try:
+            return step(*args, **kwargs)
+        except Exception as error:
+            self._raise_first(error)
+            raise
+
+    def _raise_first(self, error: BaseException) -> None:
+        """Report this rank's error; if another rank was first, raise that one's."""
+        if self._watch is None:
+            return
+        self._watch.report(error)
+        first = self._watch.first_error()
+        if first is not None and first[0] != self.global_rank:
+            raise RankFailedError(first[1]) from error
+
+    # --- collectives ------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks."""
+        if dist.is_initialized():
+            if dist.get_backend() == "nccl":
+                dist.barrier(device_ids=[self.root_device.index])
+            else:
+                dist.barrier()
+
+    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
+        """Send an object from one rank to all."""
+        if not dist.is_initialized():
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, src)
+        return box[0]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a tensor over all ranks."""
+        if isinstance(tensor, Tensor):
+            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+        return tensor
+
+    # --- checkpoints ------------------------------------------------------------------------
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Each rank loads its own stages, which it knows after set-up."""
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The full model's state dict on rank 0; a part of it on other ranks."""
+        assert self._partition is not None
+        assert self.lightning_module is not None
+        own = self.lightning_module.state_dict()
+        if not self.is_distributed:
+            return own
+        collected = self._gather()(self._partition.own_state(own, self.global_rank))
+        return {name: collected[name] for name in self._partition.full_names if name in collected}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's single-device state dict; complete on rank 0."""
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer._optimizer
+        if not self.is_distributed:
+            return optimizer.state_dict()
+        index = [id(known) for known in self.optimizers].index(id(optimizer))
+        return full_optimizer_state(
+            optimizer, self._optimizer_layouts[index], self._parameter_names(), self._gather()
+        )
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load this rank's stages from a full state dict."""
+        assert self._partition is not None
+        assert self.lightning_module is not None
+        if strict:
+            check_names(checkpoint["state_dict"], self._partition.full_names)
+        own = self.lightning_module.state_dict()
+        part = {name: value for name, value in checkpoint["state_dict"].items() if name in own}
+        self.lightning_module.load_state_dict(part, strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load this rank's part of each optimizer's state."""
+        names = self._parameter_names()
+        for optimizer, layout, saved in zip(
+            self.optimizers, self._optimizer_layouts, checkpoint["optimizer_states"], strict=True
+        ):
+            load_optimizer_state(optimizer, layout, names, saved)
+        _optimizers_to_device(self.optimizers, self.root_device)
+
+    def _gather(self) -> TensorGather:
+        return TensorGather(self._groups.control, range(self.layout.num_ranks))
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other ranks, so that all end together."""
+        if self._watch is not None:
+            self._watch.report(exception)
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        """Detach the engine; the ranks stay connected for a further fit or validate."""
+        if self._partition is not None:
+            self._partition.model.detach_engine()
+        super().teardown()
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Make ``Trainer(strategy="entrain")`` work."""
+        if cls.strategy_name not in strategy_registry:
+            strategy_registry.register(
+                cls.strategy_name, cls, description="Heterogeneous pipeline for multimodal models"
+            )
+
+
+class _NoModelYet(Exception):
+    """The module builds its model in ``configure_model``."""
+
+
+def _existing_model(module: pl.LightningModule) -> EntrainModel:
+    if not any(isinstance(part, EntrainModel) for part in module.modules()):
+        raise _NoModelYet
+    return find_model(module)
