@@ -1,8 +1,8 @@
 """Image sizes counted in public datasets, as text: ``WIDTHxHEIGHT*COUNT`` separated by blanks.
 
-Sources: ``coco`` is COCO val2017 (5,000 images; it stands in for train2017 too). ``chartqa_human`` and
-``chartqa_augmented`` are the images behind ChartQA's test split and a subset of its training split
-(1,552 and 999 image groups). A missing count means one.
+Sources: ``coco`` is COCO val2017 (5,000 images; it stands in for train2017 too).
+``chartqa_human`` and ``chartqa_augmented`` are the images behind ChartQA's test split and a subset
+of its training split (1,552 and 999 image groups). A missing count means one.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def sample_sizes(name: str, num_samples: int, seed: int = 0) -> SizeTable:
 
 
 def raw_sizes(name: str, num_samples: int, seed: int = 0) -> RawSizes:
-    """Image sizes in pixels and text tokens of ``num_samples`` samples; see :func:`sample_sizes`."""
+    """Image sizes in pixels and text tokens of samples; arguments as :func:`sample_sizes`."""
     _check_name(name)
     if num_samples < 1:
         raise ConfigError(f"num_samples is {num_samples}", limit="at least 1")

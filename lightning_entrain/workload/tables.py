@@ -30,7 +30,7 @@ class SizeTable:
         num_text_tokens: The other rows in the LLM.
         num_images: Images of the sample.
         full_pairs: Sum over the sample's images of (patches of the image) squared.
-        window_pairs: Sum over the windows of the sample's images of (patches in the window) squared.
+        window_pairs: The same over the attention windows of the images.
     """
 
     num_patches: IntArray
