@@ -1,0 +1,1 @@
+"""Charts drawn from real tables, each with its table as OTSL text. Needs the extra ``demo``."""
