@@ -158,14 +158,14 @@ class Placement:
         """Neighbouring stages share a rank; the first and last stages lie far apart."""
         num_stages = num_encoder_stages + num_llm_stages
         ranks = tuple(s * num_ranks // num_stages for s in range(num_stages))
-        return cls._of(num_encoder_stages, num_llm_stages, ranks)
+        return cls._of(num_encoder_stages, num_llm_stages, ranks)._holding(num_ranks)
 
     @classmethod
     def colocated(cls, num_encoder_stages: int, num_llm_stages: int, num_ranks: int) -> Placement:
         """Each module is spread over all ranks, as DIP does."""
         encoder = [e * num_ranks // num_encoder_stages for e in range(num_encoder_stages)]
         llm = [i * num_ranks // num_llm_stages for i in range(num_llm_stages)]
-        return cls._of(num_encoder_stages, num_llm_stages, tuple(encoder + llm))
+        return cls._of(num_encoder_stages, num_llm_stages, tuple(encoder + llm))._holding(num_ranks)
 
     @classmethod
     def shared_boundary(cls, num_encoder_stages: int, num_llm_stages: int) -> Placement:
@@ -185,6 +185,16 @@ class Placement:
             )
         ranks = tuple(min(s, num_stages - 1 - s) for s in range(num_stages))
         return cls._of(num_encoder_stages, num_llm_stages, ranks)
+
+    def _holding(self, num_ranks: int) -> Placement:
+        if self.num_ranks != num_ranks:
+            raise ScheduleError(
+                f"{num_ranks} ranks for {self.num_encoder_stages} encoder and "
+                f"{self.num_llm_stages} LLM stages",
+                limit="every rank holds a stage",
+                remedy="use at most as many ranks as there are stages to spread over them",
+            )
+        return self
 
     @classmethod
     def _of(cls, encoder: int, llm: int, ranks: tuple[int, ...]) -> Placement:
