@@ -275,6 +275,8 @@ def projector(
         saved += norm_saved(final_norm, final_norm_size)
         parameters += norm_parameters(final_norm, final_norm_size)
         moved += _norm_moved(final_norm, final_norm_size)
+    if pooled:
+        saved.append(Saved(width=input_size))  # average pooling keeps its input
     if norm is not None:
         per_row = input_size if norm_axis is Axis.ROWS or pooled else wide
         saved += norm_saved(norm, per_row, axis=norm_axis)
