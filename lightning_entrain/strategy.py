@@ -212,10 +212,8 @@ class EntrainStrategy(ParallelStrategy):
         backend = self._process_group_backend or _get_default_process_group_backend_for_device(
             self.root_device
         )
-        device = self.root_device if self.root_device.type != "cpu" else None
-        _init_dist_connection(
-            self.cluster_environment, backend, timeout=self._timeout, device_id=device
-        )
+        # No device_id: NCCL would then split the world communicator once per channel.
+        _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout)
         self._watch = FaultWatch(
             self.global_rank,
             self.cluster_environment.main_address,

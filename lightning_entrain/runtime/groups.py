@@ -50,26 +50,31 @@ def create_groups(layout: StageLayout, device: torch.device, timeout: timedelta)
     groups = PipelineGroups()
     if not dist.is_initialized():
         return groups
-    replica, rank = layout.split(dist.get_rank())
-    base = replica * layout.num_ranks
+    me = dist.get_rank()
     groups.control = dist.new_group(backend="gloo", timeout=timeout)
-    groups.pipeline = dist.new_group(
-        list(range(base, base + layout.num_ranks)), timeout=timeout, use_local_synchronization=True
-    )
+    # Every rank makes every group in this order: group names count up with each call, also on
+    # ranks that are not members.
+    bases = [replica * layout.num_ranks for replica in range(layout.num_replicas)]
+    for base in bases:
+        members = list(range(base, base + layout.num_ranks))
+        groups.pipeline = _join(members, me, timeout) or groups.pipeline
     if layout.num_replicas > 1:
-        same_stage = [r * layout.num_ranks + rank for r in range(layout.num_replicas)]
-        groups.replicas = dist.new_group(
-            same_stage, timeout=timeout, use_local_synchronization=True
-        )
-    for low, high in neighbour_pairs(layout):
-        if rank not in (low, high):
-            continue
-        for source, target in ((low, high), (high, low)):
-            groups.channels[base + source, base + target] = dist.new_group(
-                [base + low, base + high], timeout=timeout, use_local_synchronization=True
-            )
+        for rank in range(layout.num_ranks):
+            members = [base + rank for base in bases]
+            groups.replicas = _join(members, me, timeout) or groups.replicas
+    for base in bases:
+        for low, high in neighbour_pairs(layout):
+            for source, target in ((low, high), (high, low)):
+                group = _join([base + low, base + high], me, timeout)
+                if group is not None:
+                    groups.channels[base + source, base + target] = group
     _warm_up(groups, device)
     return groups
+
+
+def _join(members: list[int], me: int, timeout: timedelta) -> Group | None:
+    group = dist.new_group(members, timeout=timeout)
+    return group if me in members else None
 
 
 def _warm_up(groups: PipelineGroups, device: torch.device) -> None:
