@@ -56,6 +56,11 @@ class DecoderLlm(LlmModule):
         self.hidden_size = config.hidden_size
         self.output_size = config.vocab_size
 
+    @property
+    def hugging_face_model(self) -> Any:
+        """The model given at construction; it shares all submodules with this one."""
+        return self._hf[0]
+
     def layer_names(self) -> tuple[str, ...]:
         """``model.layers.0`` and so on."""
         return tuple(f"model.layers.{index}" for index in range(self.num_layers))

@@ -126,7 +126,7 @@ class QwenVisionEncoder(EncoderModule):
                 remedy="pass model.visual of a Qwen2.5-VL model",
             )
         refuse_dropout(model, "The vision encoder")
-        self._model = (model,)  # in a tuple: not a submodule, its children are
+        self._hf = (model,)  # in a tuple: not a submodule, its children are
         self._modules = model._modules
         self.config = config
         self.num_layers = len(self.blocks)
@@ -135,6 +135,11 @@ class QwenVisionEncoder(EncoderModule):
         self.merge_size = config.spatial_merge_size
         self.patch_dim = config.in_channels * config.temporal_patch_size * config.patch_size**2
         self.window_size = config.window_size // self.merge_size // config.patch_size
+
+    @property
+    def hugging_face_model(self) -> Any:
+        """The model given at construction; it shares all submodules with this one."""
+        return self._hf[0]
 
     def layer_names(self) -> tuple[str, ...]:
         """``blocks.0`` and so on."""

@@ -86,7 +86,9 @@ def assemble(
         raise ConfigError(f"projector is {projector!r}", limit="auto, mlp or none")
     if gradient_checkpointing:
         for model in (vision, text):
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            # the name changed within transformers 5
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     encoder = QwenVisionEncoder(vision)
     llm = DecoderLlm(text, image_token_id=image_token_id)
     needed = projector == "mlp" or (projector == "auto" and encoder.output_size != llm.hidden_size)
