@@ -36,6 +36,7 @@ class Batches(Dataset):
 
     def __getitem__(self, index: int) -> PlannedBatch:
         size = self.job.batch_size
+        index = (index + self.job.skip_batches) % self.job.num_batches
         indices = range(index * size, (index + 1) * size)
         sizes = [self.source.sizes[i] for i in indices]
         assignment = assign_fixed(
@@ -101,6 +102,7 @@ class Job:
     trainer: dict[str, Any] = field(default_factory=dict)
     validate: bool = False
     ckpt_path: str | None = None
+    skip_batches: int = 0
 
     def module(self) -> Module:
         model = nano_vlm(encoder_layers=self.encoder_layers, llm_layers=self.llm_layers)
