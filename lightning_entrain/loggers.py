@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlparse
 
 import wandb
-from lightning.fabric.loggers.csv_logs import _ExperimentWriter
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_entrain.errors import ConfigError
@@ -59,7 +59,7 @@ class StepCSVLogger(CSVLogger):
             self._experiment.save_all()
 
 
-class _StepWriter(_ExperimentWriter):
+class _StepWriter(ExperimentWriter):
     """Holds the newest row back until the next step begins, so that it can still grow."""
 
     def _check_log_dir_exists(self) -> None:
@@ -138,7 +138,7 @@ def make_wandb_logger(
     for variable, subfolder in (("WANDB_DATA_DIR", "data"), ("WANDB_CACHE_DIR", "cache")):
         os.environ.setdefault(variable, str(folder / "wandb" / subfolder))
     # `offline=True` would set WANDB_MODE for the whole process, and so for the jobs after this one.
-    return WandbLogger(
+    logger = WandbLogger(
         save_dir=str(folder),
         project=project,
         name=name,
@@ -147,3 +147,5 @@ def make_wandb_logger(
         mode=mode,
         settings=wandb.Settings(silent=mode != "online"),
     )
+    logger._wandb_init.pop("anonymous", None)  # W&B warns of it, whatever its value
+    return logger

@@ -1,0 +1,63 @@
+"""How the apps show progress: a bar in a terminal, a few lines in a file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+
+
+def progress_callback() -> Callback:
+    """A bar where standard output is a terminal, else a few lines."""
+    return StepProgressBar() if sys.stdout.isatty() else StepLines()
+
+
+class StepProgressBar(RichProgressBar):
+    """A progress bar that counts optimizer steps where the trainer counts them, not epochs."""
+
+    def get_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """The logged values, without the logger's version."""
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        max_steps = self.trainer.max_steps
+        if max_steps <= 0:
+            return super()._get_train_description(current_epoch)
+        return f"Epoch {current_epoch}, to step {max_steps}"
+
+
+class StepLines(Callback):
+    """Prints a line now and then: step, loss, and the validation's loss where there is one.
+
+    Args:
+        num_lines: About how many lines a run of known length gets.
+    """
+
+    def __init__(self, num_lines: int = 10) -> None:
+        self.num_lines = num_lines
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Print, on rank 0, at the first step and then at even distances."""
+        total, step = trainer.max_steps, trainer.global_step
+        distance = max(total // self.num_lines, 1) if total > 0 else 10
+        if not trainer.is_global_zero or (step != 1 and step % distance and step != total):
+            return
+        values = trainer.callback_metrics
+        text = f"step {step}" + (f"/{total}" if total > 0 else "")
+        for name in ("train/loss", "val/loss"):
+            if name in values:
+                text += f"  {name} {float(values[name]):.4f}"
+        print(text, flush=True)
