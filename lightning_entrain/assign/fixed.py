@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+from lightning_entrain.assign.runs import even_runs
 from lightning_entrain.assign.types import Assignment, ReplicaAssignment
 from lightning_entrain.errors import AssignmentError
 
@@ -31,17 +31,8 @@ def assign_fixed(
         if value < 1:
             raise AssignmentError(f"{name} is {value}", limit="at least 1", remedy=f"set {name}=1")
     replicas = []
-    for start, stop in _even_runs(0, len(has_images), num_replicas):
-        llm = tuple(tuple(range(a, b)) for a, b in _even_runs(start, stop, num_microbatches))
+    for start, stop in even_runs(0, len(has_images), num_replicas):
+        llm = tuple(tuple(range(a, b)) for a, b in even_runs(start, stop, num_microbatches))
         encoder = tuple(tuple(i for i in entry if has_images[i]) for entry in llm)
         replicas.append(ReplicaAssignment(encoder=encoder, llm=llm))
     return Assignment(replicas=tuple(replicas), policy="fixed")
-
-
-def _even_runs(start: int, stop: int, num_runs: int) -> list[tuple[int, int]]:
-    """Cut [start, stop) into consecutive runs whose lengths differ by at most one."""
-    length, num_longer = divmod(stop - start, num_runs)
-    bounds = [start]
-    for run in range(num_runs):
-        bounds.append(bounds[-1] + length + (run < num_longer))
-    return list(pairwise(bounds))
