@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lightning_entrain._registration import register_when_lightning_is_there
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -18,7 +20,14 @@ _HOMES = {
     "WorkloadVariabilityMonitor": "lightning_entrain.callbacks.variability",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = [
+    "Assignment",
+    "EntrainDataModule",
+    "EntrainModel",
+    "EntrainStrategy",
+    "WorkloadVariabilityMonitor",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from lightning_entrain.assign.types import Assignment
@@ -36,3 +45,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_when_lightning_is_there()

@@ -23,6 +23,7 @@ from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies.parallel import ParallelStrategy
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 from torch import Tensor
 from torch.optim import Optimizer
@@ -190,7 +191,7 @@ class EntrainStrategy(ParallelStrategy):
         """Refuse a model that does not fit before any rank is started."""
         if isinstance(module, pl.LightningModule) and self._partition is None:
             with contextlib.suppress(_NoModelYet):
-                ModelPartition.plan(_existing_model(module), self._request())
+                ModelPartition.plan(_existing_model(module), self._request(), module=module)
 
     def set_world_ranks(self) -> None:
         """Tell the cluster environment and Lightning which rank this is."""
@@ -493,20 +494,13 @@ class EntrainStrategy(ParallelStrategy):
             self._partition.model.detach_engine()
         super().teardown()
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Make ``Trainer(strategy="entrain")`` work."""
-        if cls.strategy_name not in strategy_registry:
-            strategy_registry.register(
-                cls.strategy_name, cls, description="Heterogeneous pipeline for multimodal models"
-            )
-
 
 class _NoModelYet(Exception):
     """The module builds its model in ``configure_model``."""
 
 
 def _existing_model(module: pl.LightningModule) -> EntrainModel:
-    if not any(isinstance(part, EntrainModel) for part in module.modules()):
+    present = any(isinstance(part, EntrainModel) for part in module.modules())
+    if not present and is_overridden("configure_model", module):
         raise _NoModelYet
     return find_model(module)

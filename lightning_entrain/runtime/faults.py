@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from datetime import timedelta
 
@@ -40,6 +41,7 @@ class FaultWatch:
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._own_traceback = ""
+        self._first: tuple[int | None, str] | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True, name="entrain-faults")
 
     def start(self) -> None:
@@ -53,7 +55,9 @@ class FaultWatch:
             self._thread.join(timeout=5)
 
     def report(self, error: BaseException) -> None:
-        """Publish this rank's error unless another rank was first."""
+        """Publish this rank's error unless another rank was first; later calls do nothing."""
+        if self._own_traceback:
+            return
         notes = "; ".join(getattr(error, "__notes__", []))
         text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
         record = json.dumps({"rank": self._rank, "error": text})
@@ -61,17 +65,22 @@ class FaultWatch:
         # A RuntimeError here means that the store died with rank 0, which every rank notices.
         with self._lock, contextlib.suppress(RuntimeError):
             self._store.compare_set(self._key, "", record)
+        if self._rank == 0:  # the store usually ends with rank 0: let the others read it first
+            time.sleep(2 * _POLL_SECONDS)
 
     def first_error(self) -> tuple[int | None, str] | None:
         """Rank and text of the first error of the job, if there was one."""
-        try:
-            with self._lock:
-                if not self._store.check([self._key]):
-                    return None
-                record = json.loads(self._store.get(self._key))
-        except RuntimeError:
-            return None, "the job's key-value store is gone: rank 0 or its launcher has ended"
-        return record["rank"], f"rank {record['rank']} failed first: {record['error']}"
+        if self._first is None:
+            try:
+                with self._lock:
+                    if self._store.check([self._key]):
+                        record = json.loads(self._store.get(self._key))
+                        text = f"rank {record['rank']} failed first: {record['error']}"
+                        self._first = record["rank"], text
+            except RuntimeError:
+                text = "the job's key-value store is gone: rank 0 or its launcher has ended"
+                self._first = None, text
+        return self._first
 
     def _watch(self) -> None:
         while not self._done.wait(_POLL_SECONDS):

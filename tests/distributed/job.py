@@ -84,7 +84,10 @@ class Module(pl.LightningModule):
         else:
             optimizer = torch.optim.AdamW(groups, lr=1e-3)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 @dataclass
@@ -109,7 +112,9 @@ class Job:
         model.scalars["num_correct"] = num_correct
         return Module(model, self)
 
-    def make_trainer(self, strategy: EntrainStrategy | None, devices: int, root: Path) -> pl.Trainer:
+    def make_trainer(
+        self, strategy: EntrainStrategy | None, devices: int, root: Path
+    ) -> pl.Trainer:
         options: dict[str, Any] = {
             "accelerator": "cpu",
             "devices": devices,

@@ -17,7 +17,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _worker(rank: int, world_size: int, port: int, pipe: Any, function: Callable, args: Any) -> None:
+def _worker(
+    rank: int, world_size: int, port: int, pipe: Any, function: Callable, args: Any
+) -> None:
     os.environ.update(
         LOCAL_RANK=str(rank),
         NODE_RANK="0",

@@ -26,7 +26,9 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected)) / (scale or 1.0)
 
 
-def assert_equal(ranks: list[Outcome], one: Outcome, *, parameters: float, gradients: float) -> None:
+def assert_equal(
+    ranks: list[Outcome], one: Outcome, *, parameters: float, gradients: float
+) -> None:
     seen: set[str] = set()
     for rank in ranks:
         np.testing.assert_allclose(rank.losses, one.losses, rtol=1e-5)

@@ -1,0 +1,94 @@
+"""One rank fails: every rank ends soon, and says which one was first and why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_entrain.strategy import EntrainStrategy
+from tests.distributed.job import Job, Module
+from tests.distributed.ranks import Ranks
+
+LIMIT_SECONDS = 20
+
+
+class Failing(Module):
+    """Fails on one rank at one step, in one of several ways."""
+
+    rank = 0
+    step = 2
+    how = "raise"
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_rank == self.rank and batch_idx == self.step:
+            if self.how == "raise":
+                raise ValueError(f"planted on rank {self.rank}")
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+
+class FailingJob(Job):
+    module_class = Failing
+    how = "raise"
+    rank = 0
+
+    def module(self) -> Module:
+        plain = super().module()
+        module = Failing(plain.model, self)
+        module.rank, module.how = self.rank, self.how
+        return module
+
+
+def fit(job: Job, options: dict[str, Any], devices: int, root: Path) -> None:
+    job.fit(EntrainStrategy(**options), devices, root)
+
+
+def end_together(job: Job, devices: int, options: dict[str, Any], root: Path) -> tuple[Any, str]:
+    ranks = Ranks(devices, fit, job, options, devices, root)
+    start = time.monotonic()
+    outcomes = ranks.outcomes(timeout=LIMIT_SECONDS + 20)
+    assert time.monotonic() - start < LIMIT_SECONDS + 10, "start-up takes a few seconds of this"
+    assert all(process.exitcode not in (0, None) for process in ranks.processes), outcomes
+    assert not any(kind == "hung" for kind, _ in outcomes), outcomes
+    return outcomes, "\n".join(str(value) for _, value in outcomes)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_that_raises_ends_all(
+    rank: int, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    job = FailingJob()
+    job.rank = rank
+    _, text = end_together(job, 3, {"llm_stages": 2}, tmp_path)
+    text += capfd.readouterr().err
+    assert f"ValueError: planted on rank {rank}" in text
+    assert f"rank {rank} failed first: ValueError: planted on rank {rank}" in text
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_killed_ends_all(rank: int, tmp_path: Path) -> None:
+    job = FailingJob()
+    job.rank, job.how = rank, "kill"
+    outcomes, _ = end_together(job, 3, {"llm_stages": 2}, tmp_path)
+    assert outcomes[rank] == ("ended", -signal.SIGKILL)
+
+
+class DisagreeingJob(Job):
+    """Rank 1 sees other data than rank 0."""
+
+    def fit(self, strategy: Any, devices: int, root: Path) -> Any:
+        self.seed = int(os.environ["LOCAL_RANK"])
+        return super().fit(strategy, devices, root)
+
+
+def test_ranks_that_plan_differently_stop_before_anything_is_sent(tmp_path: Path) -> None:
+    outcomes, _ = end_together(DisagreeingJob(), 2, {}, tmp_path)
+    for _, text in outcomes:
+        assert "RuntimeMismatchError: Rank 1 has another assignment of the global batch" in text
