@@ -111,6 +111,8 @@ class ParquetSource:
         Raises:
             DataError: If it does not.
         """
+        self._groups = None
+        self._reset()
         self._scan()
 
     def fingerprint(self) -> str:

@@ -1,0 +1,190 @@
+"""A dataset whose items are planned global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch.utils.data import Dataset
+
+from lightning_entrain.assign.fixed import assign_fixed
+from lightning_entrain.assign.types import Assignment
+from lightning_entrain.data.batch import DataNeeds, PlannedBatch
+from lightning_entrain.data.collate import build_batch
+from lightning_entrain.data.dataset import SizedDataset
+from lightning_entrain.errors import ConfigError
+
+
+class Policy(Protocol):
+    """Decides which sample of a global batch goes where. Must be picklable."""
+
+    def __call__(
+        self,
+        encoder_cost: Sequence[float],
+        llm_cost: Sequence[float],
+        has_images: Sequence[bool],
+        num_replicas: int,
+        num_microbatches: int,
+        seed: int,
+    ) -> Assignment:
+        """Assign the samples.
+
+        Args:
+            encoder_cost: Per sample its work in the encoder, in any fixed unit.
+            llm_cost: Per sample its work in the LLM.
+            has_images: Per sample whether the encoder has work with it.
+            num_replicas: Data-parallel replicas.
+            num_microbatches: Most microbatches per replica.
+            seed: Of whatever is random.
+        """
+        ...
+
+
+def fixed_policy(
+    encoder_cost: Sequence[float],
+    llm_cost: Sequence[float],
+    has_images: Sequence[bool],
+    num_replicas: int,
+    num_microbatches: int,
+    seed: int,
+) -> Assignment:
+    """Sampler order, whatever the costs; see :func:`assign_fixed`."""
+    return assign_fixed(has_images, num_replicas=num_replicas, num_microbatches=num_microbatches)
+
+
+POLICIES: dict[str, Policy] = {"fixed": fixed_policy}
+"""Policies that can be named."""
+
+
+def resolve_policy(assignment: str | Policy) -> Policy:
+    """A policy by its name; a function is taken as it is.
+
+    Raises:
+        ConfigError: If no policy has that name.
+    """
+    if callable(assignment):
+        return assignment
+    if assignment not in POLICIES:
+        raise ConfigError(
+            f"assignment is {assignment!r}",
+            limit=f"one of {', '.join(sorted(POLICIES))}, or a function",
+            remedy="set assignment=fixed",
+        )
+    return POLICIES[assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """How a global batch is cut.
+
+    Attributes:
+        global_batch_size: Samples per optimizer step, over all replicas.
+        num_microbatches: Microbatches per replica (K); None derives it from the next.
+        micro_batch_size: Samples per microbatch; None where the number of microbatches is given.
+    """
+
+    global_batch_size: int
+    num_microbatches: int | None = None
+    micro_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_size", "num_microbatches", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(
+                    f"{name} is {value}", limit="at least 1", remedy=f"set {name} to 1 or more"
+                )
+        if (self.num_microbatches is None) == (self.micro_batch_size is None):
+            raise ConfigError(
+                f"num_microbatches is {self.num_microbatches} and micro_batch_size is "
+                f"{self.micro_batch_size}",
+                limit="exactly one of the two is given, the other follows",
+                remedy="set the other to null",
+            )
+
+    def check_replicas(self, num_replicas: int) -> None:
+        """Check that the replicas can share a global batch evenly.
+
+        Raises:
+            ConfigError: If they cannot.
+        """
+        step = num_replicas * (self.micro_batch_size or 1)
+        if self.global_batch_size % step:
+            what = f"{num_replicas} replicas"
+            if self.micro_batch_size is not None:
+                what += f" x micro_batch_size {self.micro_batch_size} = {step}"
+            lower = self.global_batch_size // step * step
+            either = f"{lower} or {lower + step}" if lower else f"{step}"
+            raise ConfigError(
+                f"global_batch_size is {self.global_batch_size}",
+                limit=f"divisible by {what}",
+                remedy=f"set global_batch_size to {either}",
+            )
+
+    def microbatches(self, num_samples: int, num_replicas: int) -> int:
+        """Microbatches per replica for a batch of that many samples, maybe an incomplete one."""
+        if self.num_microbatches is not None:
+            return self.num_microbatches
+        assert self.micro_batch_size is not None
+        return max(1, -(-num_samples // (num_replicas * self.micro_batch_size)))
+
+
+class GlobalBatches(Dataset[PlannedBatch]):
+    """Planned global batches of a part of a dataset.
+
+    Asked for a list of positions it plans and loads that global batch; asked for one number it
+    takes the so-many-th run of positions.
+
+    Args:
+        dataset: All samples.
+        part: Indices in the dataset of the samples in this part; positions count these.
+        shape: How a global batch is cut.
+        policy: Decides which sample goes where; costs are in patches and tokens.
+        num_replicas: Data-parallel replicas.
+        needs: What this rank loads.
+        seed: Handed to the policy.
+    """
+
+    def __init__(
+        self,
+        dataset: SizedDataset,
+        part: Sequence[int],
+        *,
+        shape: BatchShape,
+        policy: Policy = fixed_policy,
+        num_replicas: int = 1,
+        needs: DataNeeds | None = None,
+        seed: int = 0,
+    ) -> None:
+        shape.check_replicas(num_replicas)
+        self.dataset = dataset
+        self.part = part
+        self.shape = shape
+        self.policy = policy
+        self.num_replicas = num_replicas
+        self.needs = needs or DataNeeds.everything()
+        self.seed = seed
+
+    def __len__(self) -> int:
+        """Global batches, an incomplete last one included."""
+        return -(-len(self.part) // self.shape.global_batch_size)
+
+    def __getitem__(self, positions: int | Sequence[int]) -> PlannedBatch:
+        if isinstance(positions, int):
+            start = positions * self.shape.global_batch_size
+            positions = range(start, min(start + self.shape.global_batch_size, len(self.part)))
+        indices = [self.part[position] for position in positions]
+        sizes = [self.dataset.sizes[index] for index in indices]
+        has_images = [size.has_images for size in sizes]
+        assignment = self.policy(
+            [float(size.num_patches) for size in sizes],
+            [float(size.num_tokens) for size in sizes],
+            has_images,
+            self.num_replicas,
+            self.shape.microbatches(len(indices), self.num_replicas),
+            self.seed,
+        )
+        text_only = frozenset(i for i, has in enumerate(has_images) if not has)
+        assignment.validate(len(indices), text_only=text_only)
+        return build_batch(self.dataset, indices, assignment, sizes, self.needs)
