@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_entrain.errors import ConfigError, InfeasiblePlanError
+
+Costs = Sequence[float] | NDArray[np.float64]
 
 Stages = tuple[tuple[int, int], ...]
 """Layer ranges (start, stop), one per stage, without gaps."""
 
 
-def partition_layers(costs: Sequence[float], num_stages: int) -> Stages:
+def partition_layers(costs: Costs, num_stages: int) -> Stages:
     """Consecutive stages with the smallest possible maximum cost.
 
     Exact dynamic programming (Entrain, section 4.3): ``F(l, p) = min over m of max(F(m, p-1),
@@ -74,12 +77,12 @@ def _trace_back(squares: np.ndarray, num_stages: int) -> Stages:
     return tuple(pairwise(bounds))
 
 
-def stage_costs(costs: Sequence[float], stages: Stages) -> tuple[float, ...]:
+def stage_costs(costs: Costs, stages: Stages) -> tuple[float, ...]:
     """Cost of each stage, in the unit of ``costs``."""
     return tuple(math.fsum(costs[start:stop]) for start, stop in stages)
 
 
-def proportional_split(weights: Sequence[float], total: int) -> tuple[int, ...]:
+def proportional_split(weights: Costs, total: int) -> tuple[int, ...]:
     """Share ``total`` units in proportion to ``weights``, in whole units, each at least 1.
 
     The result has the smallest sum of squared distances to the exact shares (largest remainders;
@@ -113,7 +116,7 @@ def proportional_split(weights: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(int(share) for share in shares)
 
 
-def _checked_costs(values: Sequence[float], name: str) -> np.ndarray:
+def _checked_costs(values: Costs, name: str) -> np.ndarray:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ConfigError(f"No {name}s given", limit="at least one")

@@ -1,5 +1,8 @@
 """Builders of layers, written after the Hugging Face implementations' forward passes.
 
+Traffic of element-wise work is that of fused kernels: every step reads its inputs and writes its
+outputs once, which is what a roofline bounds.
+
 The lists of saved tensors follow autograd's rules: a multiplication keeps both factors that need a
 gradient's counterpart, a linear layer keeps its input while its weight is trained, a residual sum
 keeps nothing.
@@ -46,9 +49,9 @@ def norm_saved(norm: Norm, width: int, *, axis: Axis = Axis.ROWS) -> tuple[Saved
     )
 
 
-def _norm_moved(norm: Norm, width: int) -> float:
-    """Elements moved, in units of the model's dtype: RMS norms run unfused, half of it in fp32."""
-    return 2.0 * width if norm == "layer" else 12.0 * width
+def _norm_moved(width: int) -> float:
+    """Elements a fused norm moves: it reads its input and writes its output once."""
+    return 2.0 * width
 
 
 def transformer_block(
@@ -109,18 +112,16 @@ def transformer_block(
     parameters = (4 if sandwich_norms else 2) * norm_parameters(norm, hidden_size)
     parameters += 2 * hidden_size if layer_scale else 0
     saved = [*norm_saved(norm, hidden_size), Saved(width=hidden_size, for_weights=True)]
-    moved = (4 if sandwich_norms else 2) * _norm_moved(norm, hidden_size) + 6.0 * hidden_size
+    moved = (4 if sandwich_norms else 2) * _norm_moved(hidden_size) + 6.0 * hidden_size
     if qk_norm is not None:
         heads = (attention.num_heads, attention.num_kv_heads) if qk_norm_per_head else (1, 1)
         widths = (width, kv_width)
         for count, total in zip(heads, widths, strict=True):
             parameters += norm_parameters(qk_norm, total // count)
             saved += [_scaled(item, count, total) for item in norm_saved(qk_norm, total // count)]
-            moved += _norm_moved(qk_norm, total)
+            moved += _norm_moved(total)
     saved += _attention_saved(attention, fused_qkv, rotary, chunked_attention)
-    moved += (6.0 * (width + kv_width) if rotary else 0.0) + (
-        2.0 * width if chunked_attention else 0.0
-    )
+    moved += 2.0 * (width + kv_width) if rotary else 0.0
     if sandwich_norms:
         saved += [*norm_saved(norm, hidden_size)] * 2
     if layer_scale:
@@ -140,7 +141,7 @@ def transformer_block(
         # Each visited expert gets its own copy of the row, and its output is kept to be weighted.
         saved += [Saved(width=2.0 * experts_per_token * hidden_size)]
         saved += [Saved(width=num_experts, kept=Kept.FP32)]
-    moved += (5.0 if gated else 2.0) * inner
+    moved += (3.0 if gated else 2.0) * inner
     return Layer(
         kind=kind,
         linears=tuple(linears + mlp),
@@ -274,7 +275,7 @@ def projector(
     if final_norm_size:
         saved += norm_saved(final_norm, final_norm_size)
         parameters += norm_parameters(final_norm, final_norm_size)
-        moved += _norm_moved(final_norm, final_norm_size)
+        moved += _norm_moved(final_norm_size)
     if pooled:
         saved.append(Saved(width=input_size))  # average pooling keeps its input
     if norm is not None:
@@ -319,7 +320,7 @@ def head(*, vocab_size: int, hidden_size: int, norm: Norm, tied: bool, bias: boo
         linears=(linear,),
         other_parameters=norm_parameters(norm, hidden_size),
         shared_parameters=vocab_size * hidden_size if tied else 0,
-        moved=6.0 * vocab_size + _norm_moved(norm, hidden_size),
+        moved=6.0 * vocab_size + _norm_moved(hidden_size),
         num_kernels=12,
         saved=(
             *norm_saved(norm, hidden_size),
