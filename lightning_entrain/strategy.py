@@ -123,6 +123,7 @@ class EntrainStrategy(ParallelStrategy):
         self._groups = PipelineGroups()
         self._optimizer_layouts: list[OptimizerLayout] = []
         self._watch: FaultWatch | None = None
+        self._engine: PipelineEngine | None = None
 
     # --- who is where -----------------------------------------------------------------------
 
@@ -284,16 +285,15 @@ class EntrainStrategy(ParallelStrategy):
 
     def _attach_engine(self) -> None:
         assert self._partition is not None
-        self._partition.model.attach_engine(
-            PipelineEngine(
-                self._partition.model,
-                self.layout,
-                global_rank=self.global_rank,
-                groups=self._groups,
-                device=self.root_device,
-                wire_dtype=_WIRE_DTYPES[str(self.precision_plugin.precision)],
-            )
+        self._engine = PipelineEngine(
+            self._partition.model,
+            self.layout,
+            global_rank=self.global_rank,
+            groups=self._groups,
+            device=self.root_device,
+            wire_dtype=_WIRE_DTYPES[str(self.precision_plugin.precision)],
         )
+        self._partition.model.attach_engine(self._engine)
 
     def _parameter_names(self) -> dict[Tensor, str]:
         assert self.lightning_module is not None
@@ -492,6 +492,9 @@ class EntrainStrategy(ParallelStrategy):
         """Detach the engine; the ranks stay connected for a further fit or validate."""
         if self._partition is not None:
             self._partition.model.detach_engine()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
         super().teardown()
 
 

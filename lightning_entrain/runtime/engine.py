@@ -14,12 +14,16 @@ from lightning_entrain.data.batch import PlannedBatch
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.plan.layout import StageLayout
-from lightning_entrain.runtime.executor import Executor, StepSums
+from lightning_entrain.runtime.accumulate import GradientAccumulator
+from lightning_entrain.runtime.executor import Executor
 from lightning_entrain.runtime.groups import PipelineGroups
+from lightning_entrain.runtime.recorder import StepRecorder
+from lightning_entrain.runtime.state import StepSums
 from lightning_entrain.runtime.transfer import DTYPES, Transfers
+from lightning_entrain.runtime.weight_store import WeightStore
 from lightning_entrain.schedule.lower import Program, lower
 from lightning_entrain.schedule.one_f_one_b import build_1f1b, build_forward_only
-from lightning_entrain.schedule.types import row_counts
+from lightning_entrain.schedule.types import RowCounts, row_counts
 from lightning_entrain.schedule.verify import verify
 
 
@@ -38,6 +42,11 @@ class PipelineEngine:
         groups: Its process groups.
         device: Its device.
         wire_dtype: Name of the type of boundary tensors.
+        full_precision_gradients: Add up the gradients of low-precision parameters in float32.
+
+    Attributes:
+        last_program: The schedule of the last step.
+        last_recorder: When its actions ran on this rank.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class PipelineEngine:
         groups: PipelineGroups,
         device: torch.device,
         wire_dtype: str = "float32",
+        full_precision_gradients: bool = True,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -57,9 +67,23 @@ class PipelineEngine:
         self._device = device
         self._wire_dtype = wire_dtype
         transfers = Transfers(groups, device, base=self._replica * layout.num_ranks)
-        self._executor = Executor(model, layout, self._rank, transfers, DTYPES[wire_dtype])
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._accumulator = GradientAccumulator(
+            self._parameters, full_precision=full_precision_gradients
+        )
+        self._weight_store = WeightStore(model.modules(), self._accumulator)
+        self._executor = Executor(
+            model,
+            layout,
+            self._rank,
+            transfers,
+            wire_dtype=DTYPES[wire_dtype],
+            accumulator=self._accumulator,
+            weight_store=self._weight_store,
+        )
         self._columns = model.boundary_columns(len(layout.encoder_ranges), len(layout.llm_ranges))
         self.last_program: Program | None = None
+        self.last_recorder: StepRecorder | None = None
 
     def __call__(self, batch: PlannedBatch) -> Tensor:
         """Run one global batch.
@@ -77,34 +101,50 @@ class PipelineEngine:
         """
         train = torch.is_grad_enabled()
         self._check_batch(batch)
-        program = self.program_for(batch, train=train)
+        rows = row_counts(batch.assignment.replicas[self._replica], batch.sizes)
+        program = self._program_for(rows, train=train)
         self._compare_plans(batch, program)
         if not train:
-            return self._reduce(
-                self._executor.run(program, batch, self._replica, train=False), batch
-            )
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        kept = [p.grad for p in parameters]
+            return self._reduce(self._run(program, rows, batch, train=False), batch)
+        kept = [p.grad for p in self._parameters]
         try:
-            for parameter in parameters:
+            for parameter in self._parameters:
                 parameter.grad = None
-            sums = self._executor.run(program, batch, self._replica, train=True)
-            fresh = [p.grad for p in parameters]
+            sums = self._run(program, rows, batch, train=True)
+            fresh = self._accumulator.take()
         finally:
-            for parameter, gradient in zip(parameters, kept, strict=True):
+            for parameter, gradient in zip(self._parameters, kept, strict=True):
                 parameter.grad = gradient
         loss = self._reduce(sums, batch)
         anchor = torch.zeros((), device=self._device, requires_grad=True)
-        return _ReplayGradients.apply(anchor, loss, _GradientStore(parameters, fresh))
+        return _ReplayGradients.apply(anchor, loss, _GradientStore(self._parameters, fresh))
 
-    def program_for(self, batch: PlannedBatch, *, train: bool) -> Program:
-        """Build, lower and verify this replica's schedule for a batch."""
-        rows = row_counts(batch.assignment.replicas[self._replica], batch.sizes)
+    def close(self) -> None:
+        """Give the model back as it was."""
+        self._weight_store.remove()
+        self._accumulator.remove()
+
+    def _run(
+        self, program: Program, rows: RowCounts, batch: PlannedBatch, *, train: bool
+    ) -> StepSums:
+        self.last_program = program
+        self.last_recorder = StepRecorder(self._rank, self._device)
+        return self._executor.run(
+            program,
+            rows,
+            batch,
+            self._replica,
+            train=train,
+            device=self._device,
+            recorder=self.last_recorder,
+        )
+
+    def _program_for(self, rows: RowCounts, *, train: bool) -> Program:
+        """Build, lower and verify this replica's schedule."""
         build = build_1f1b if train else build_forward_only
         schedule = build(self._layout.placement, rows)
         program = lower(schedule, rows, boundary_columns=self._columns, dtype=self._wire_dtype)
         verify(program, rows)
-        self.last_program = program
         return program
 
     def _check_batch(self, batch: Any) -> None:
@@ -120,13 +160,6 @@ class PipelineEngine:
                 f"The batch is assigned to {planned} replica(s)",
                 limit=f"the strategy runs {self._layout.num_replicas}",
                 remedy="let EntrainDataModule take the number from the strategy",
-            )
-        lag = max(replica.max_lag for replica in batch.assignment.replicas)
-        if lag > 0:
-            raise ConfigError(
-                f"Assignment policy {batch.assignment.policy!r} defers samples by {lag}",
-                limit="this runtime runs each sample's LLM work in its own microbatch",
-                remedy="choose a policy without deferral, such as assignment=fixed",
             )
 
     def _compare_plans(self, batch: PlannedBatch, program: Program) -> None:

@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from lightning_entrain.data.batch import PlannedBatch
 from lightning_entrain.errors import RuntimeMismatchError
-from lightning_entrain.models.entrain_model import EntrainModel, gather_features
+from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.plan.layout import StageLayout
+from lightning_entrain.runtime.accumulate import GradientAccumulator
+from lightning_entrain.runtime.recorder import StepRecorder
+from lightning_entrain.runtime.stages import StageRunner
+from lightning_entrain.runtime.state import StepState, StepSums
 from lightning_entrain.runtime.transfer import Transfers
-from lightning_entrain.schedule.lower import Message, Program
-from lightning_entrain.schedule.types import Action, ActionKind
-
-_Key = tuple[int, int]  # (stage, microbatch)
-
-
-@dataclass
-class StepSums:
-    """What a rank's last stage adds up over a step; zero elsewhere.
-
-    Attributes:
-        loss: Sum of the cross entropies over label tokens, float64 scalar.
-        scalars: Sums of the model's scalar hooks, by name.
-    """
-
-    loss: Tensor
-    scalars: dict[str, Tensor]
-
-
-@dataclass
-class _StepState:
-    batch: PlannedBatch
-    replica: int
-    train: bool
-    sums: StepSums
-    inputs: dict[_Key, Tensor] = field(default_factory=dict)
-    outputs: dict[_Key, Tensor] = field(default_factory=dict)
-    features: dict[_Key, dict[_Key, Tensor]] = field(default_factory=dict)
-    inbox: dict[Action, Tensor] = field(default_factory=dict)
-    outbox: dict[Action, Tensor] = field(default_factory=dict)
-
-    def leftovers(self) -> list[str]:
-        found = []
-        for name in ("inputs", "outputs", "features", "inbox", "outbox"):
-            if getattr(self, name):
-                found.append(f"{name}: {', '.join(str(key) for key in getattr(self, name))}")
-        return found
+from lightning_entrain.runtime.weight_store import WeightStore
+from lightning_entrain.schedule.graph import Edge, StepGraph
+from lightning_entrain.schedule.lower import Program
+from lightning_entrain.schedule.types import Action, ActionKind, RowCounts
 
 
 class Executor:
-    """Runs the stages of one rank.
+    """Runs the stages of one rank (Entrain, section 5.3).
+
+    F runs a microbatch, one forward per segment where samples are deferred, so that each segment
+    can go backward by itself. B goes backward through a microbatch or a segment; I does so without
+    the weight gradients of linear layers, and W computes those.
 
     Args:
         model: The model; only the layers of this rank's stages need to be present.
@@ -61,6 +35,8 @@ class Executor:
         rank: This rank's place inside the replica.
         transfers: Messages to and from the neighbours.
         wire_dtype: Type of boundary tensors.
+        accumulator: Where gradients are added.
+        weight_store: Where I leaves the work of W.
     """
 
     def __init__(
@@ -69,197 +45,236 @@ class Executor:
         layout: StageLayout,
         rank: int,
         transfers: Transfers,
+        *,
         wire_dtype: torch.dtype,
+        accumulator: GradientAccumulator,
+        weight_store: WeightStore,
     ) -> None:
         self._model = model
-        self._layout = layout
+        self._stages = StageRunner(model, layout, wire_dtype)
         self._rank = rank
         self._transfers = transfers
-        self._wire_dtype = wire_dtype
-        self._program: Program | None = None
-        self._on_action: Callable[[Action], None] | None = None
+        self._accumulator = accumulator
+        self._weight_store = weight_store
+        self._compute: dict[ActionKind, Callable[[Action, StepState], None]] = {
+            ActionKind.F: self._forward,
+            ActionKind.B: self._backward,
+            ActionKind.I: self._backward,
+            ActionKind.W: self._weights,
+        }
 
-    def run(self, program: Program, batch: PlannedBatch, replica: int, *, train: bool) -> StepSums:
+    def run(
+        self,
+        program: Program,
+        rows: RowCounts,
+        batch: PlannedBatch,
+        replica: int,
+        *,
+        train: bool,
+        device: torch.device,
+        recorder: StepRecorder,
+    ) -> StepSums:
         """Run one step of this rank.
 
         Args:
             program: A lowered and verified schedule.
+            rows: The rows it was made for.
             batch: The global batch with the tensors this rank needs.
             replica: Which of the assignment's replicas this rank works on.
             train: Whether backward actions follow, so that graphs are kept.
+            device: Where the sums live.
+            recorder: Notes when each action ran.
 
         Returns:
-            This rank's sums; gradients are left in ``p.grad``.
+            This rank's sums; gradients are left in the accumulator.
         """
-        device = next(iter(self._model.parameters()), torch.empty(0)).device
         zero = torch.zeros((), dtype=torch.float64, device=device)
-        sums = StepSums(loss=zero, scalars={name: zero.clone() for name in self._model.scalars})
-        state = _StepState(batch=batch, replica=replica, train=train, sums=sums)
-        self._program = program
+        state = StepState(
+            program=program,
+            graph=StepGraph(program.schedule.placement, rows),
+            segments=batch.assignment.replicas[replica].segments(),
+            batch=batch,
+            replica=replica,
+            train=train,
+            sums=StepSums(loss=zero, scalars={name: zero.clone() for name in self._model.scalars}),
+        )
+        own = program.schedule.ranks[self._rank]
+        self._weight_store.enable(any(action.kind is ActionKind.W for action in own))
         action: Action | None = None
         try:
-            for action in program.schedule.ranks[self._rank]:
-                self._execute(action, state)
+            for action in own:
+                self._execute(action, state, recorder)
             self._transfers.drain()
         except Exception as error:
             self._transfers.reset()
-            note = f"while rank {self._rank} of replica {replica} ran {action}"
+            self._accumulator.clear()
             if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(note)
+                error.add_note(f"while rank {self._rank} of replica {replica} ran {action}")
             raise
         if left := state.leftovers():
             raise RuntimeMismatchError(
-                f"Rank {self._rank} ended a step with state left over ({'; '.join(left)})",
+                f"Rank {self._rank} ended a step with state left over: {left}",
                 limit="a step leaves nothing behind",
             )
-        return sums
+        return state.sums
 
-    def _execute(self, action: Action, state: _StepState) -> None:
-        kind = action.kind
-        if kind is ActionKind.F:
-            self._forward(action, state)
-        elif kind is ActionKind.B:
-            self._backward(action, state)
-        elif kind in (ActionKind.RECV_F, ActionKind.RECV_B):
-            self._transfers.post_receive(self._message(action))
-        elif kind in (ActionKind.SEND_F, ActionKind.SEND_B):
-            self._transfers.send(self._message(action), state.outbox.pop(action))
+    def _execute(self, action: Action, state: StepState, recorder: StepRecorder) -> None:
+        if action.kind.is_compute:
+            arrived = [
+                edge
+                for edge in state.graph.inputs(action)
+                if not state.graph.is_local(edge) and state.graph.num_rows(edge)
+            ]
+            for edge in arrived:
+                with recorder.waiting(edge.receive):
+                    state.local[edge] = self._transfers.take(state.program.messages[edge.receive])
+            with recorder.computing(action):
+                self._compute[action.kind](action, state)
+        elif action.kind.is_send:
+            edge = _edge_of(action, state)
+            with recorder.waiting(action):
+                self._transfers.send(state.program.messages[action], state.outgoing.pop(edge))
         else:
-            raise RuntimeMismatchError(f"The executor does not know action {action}")
+            self._transfers.post_receive(state.program.messages[action])
 
-    def _forward(self, action: Action, state: _StepState) -> None:
-        stage, microbatch = action.stage, action.microbatch
-        output: Tensor | None
+    # --- forward ----------------------------------------------------------------------------
+
+    def _forward(self, action: Action, state: StepState) -> None:
         with torch.set_grad_enabled(state.train):
-            if stage < self._layout.num_encoder_stages:
-                output = self._encoder_forward(stage, microbatch, state)
+            if state.graph.is_encoder(action.stage):
+                self._encoder_forward(action, state)
             else:
-                output = self._llm_forward(stage, microbatch, state)
-        if output is None:
-            return
-        if state.train:
-            state.outputs[stage, microbatch] = output
-        self._deliver_forward(stage, microbatch, output.detach(), state)
+                self._llm_forward(action, state)
 
-    def _encoder_forward(self, stage: int, k: int, state: _StepState) -> Tensor:
-        start, stop = self._layout.encoder_ranges[stage]
-        if stage == 0:
-            inputs = state.batch.pixels[state.replica, k]
-        else:
-            inputs = self._boundary_input(stage, k, state)
-        packing = state.batch.encoder_packing(state.replica, k)
-        output = self._model.encoder_stage(inputs, packing, start=start, stop=stop)
-        return output.to(self._wire_dtype)
+    def _encoder_forward(self, action: Action, state: StepState) -> None:
+        stage, k = action.stage, action.microbatch
+        whole = None
+        for edge in state.graph.inputs(action):
+            whole = state.local.pop(edge)
+        outputs: dict[int, Tensor] = {}
+        for j, rows in self._stages.encoder_inputs(stage, k, whole, state).items():
+            leaf = self._leaf(rows, state) if stage > 0 else rows
+            output = self._stages.encoder(stage, k, j, leaf, state)
+            if state.train:
+                state.outputs[stage, k, j] = output
+                if stage > 0:
+                    state.inputs[stage, k, j] = leaf
+            outputs[j] = output.detach()
+        for edge in state.graph.outputs(action):
+            joined = list(outputs.values()) if edge.target is None else [outputs[edge.target]]
+            self._deliver(edge, _join(joined), state)
 
-    def _llm_forward(self, stage: int, j: int, state: _StepState) -> Tensor | None:
-        first = self._layout.num_encoder_stages
-        start, stop = self._layout.llm_ranges[stage - first]
-        packing = state.batch.llm_packing(state.replica, j)
-        input_ids = None
+    def _llm_forward(self, action: Action, state: StepState) -> None:
+        stage, j = action.stage, action.microbatch
+        edges = state.graph.inputs(action)
         inputs: Tensor | None
-        if stage == first:
-            input_ids = state.batch.input_ids[state.replica, j]
-            inputs = self._features_of(stage, j, state)
+        if stage == state.graph.num_encoder:
+            parts = {e.microbatch: self._leaf(state.local.pop(e), state) for e in edges}
+            inputs = self._stages.features(j, parts, state)
+            if state.train:
+                state.features[j] = parts
         else:
-            inputs = self._boundary_input(stage, j, state)
-        output = self._model.llm_stage(inputs, packing, start=start, stop=stop, input_ids=input_ids)
-        if stage < self._layout.num_stages - 1:
-            return output.to(self._wire_dtype)
-        self._finish_microbatch(stage, j, output, state)
-        return None
-
-    def _finish_microbatch(self, stage: int, j: int, logits: Tensor, state: _StepState) -> None:
-        labels = state.batch.labels[state.replica, j]
-        loss = self._model.loss_sum(logits, labels)
-        with torch.no_grad():
-            state.sums.loss += loss.detach().double()
-            for name, value in self._model.scalar_sums(logits, labels).items():
-                state.sums.scalars[name] += value.detach().double()
+            inputs = self._leaf(state.local.pop(edges[0]), state)
+            if state.train:
+                state.inputs[stage, j, j] = inputs
+        output = self._stages.llm(stage, j, inputs, state)
+        if stage == state.graph.last:
+            output = self._stages.loss(j, output, state)
         if state.train:
-            state.outputs[stage, j] = loss / max(state.batch.num_label_tokens, 1)
+            state.outputs[stage, j, j] = output
+        for edge in state.graph.outputs(action):
+            self._deliver(edge, output.detach(), state)
 
-    def _boundary_input(self, stage: int, microbatch: int, state: _StepState) -> Tensor:
-        tensor = self._take(Action(stage, ActionKind.RECV_F, microbatch), state)
-        if state.train:
-            tensor.requires_grad_()
-            state.inputs[stage, microbatch] = tensor
-        return tensor
+    # --- backward ---------------------------------------------------------------------------
 
-    def _features_of(self, stage: int, j: int, state: _StepState) -> Tensor | None:
-        """Vision features of LLM microbatch j in the order of its placeholders."""
-        segments = state.batch.assignment.replicas[state.replica].segments()
-        parts: dict[_Key, Tensor] = {}
-        for k, target in segments:
-            if target == j:
-                tensor = self._take(Action(stage, ActionKind.RECV_F, k, j), state)
-                parts[k, j] = tensor.requires_grad_() if state.train else tensor
-        if state.train:
-            state.features[stage, j] = parts
-        if not parts:
-            return None
-        row = state.batch.assignment.replicas[state.replica].llm[j]
-        held = [(segments[key], tensor) for key, tensor in parts.items()]
-        return gather_features(row, held, state.batch.sizes)
-
-    def _backward(self, action: Action, state: _StepState) -> None:
+    def _backward(self, action: Action, state: StepState) -> None:
         stage, microbatch = action.stage, action.microbatch
-        output = state.outputs.pop((stage, microbatch))
-        gradient = None
-        if stage < self._layout.num_stages - 1:
-            gradient = self._output_gradient(stage, microbatch, state)
-        if output.requires_grad:
+        targets = self._targets(action, state)
+        gradients = self._output_gradients(action, targets, state)
+        for j in targets:
+            piece = (stage, microbatch, j)
+            output = state.outputs.pop(piece)
+            if output.requires_grad:
+                self._run_autograd(action, output, gradients[j], piece, state)
+            elif action.kind is ActionKind.I:
+                state.weights[piece] = []
+        for edge in state.graph.outputs(action):
+            if stage == state.graph.num_encoder:
+                leaves = [state.features[microbatch].pop(edge.microbatch)]
+            elif edge.target is None:
+                leaves = [state.inputs.pop((stage, microbatch, j)) for j in targets]
+            else:
+                leaves = [state.inputs.pop((stage, microbatch, edge.target))]
+            self._deliver(edge, _join([_gradient_of(leaf) for leaf in leaves]), state)
+        if stage == state.graph.num_encoder and not state.features[microbatch]:
+            state.features.pop(microbatch)
+
+    def _run_autograd(
+        self,
+        action: Action,
+        output: Tensor,
+        gradient: Tensor | None,
+        piece: tuple[int, int, int],
+        state: StepState,
+    ) -> None:
+        def backward() -> None:
             with torch.autocast(output.device.type, enabled=False):
                 torch.autograd.backward(output, gradient)
-        self._deliver_backward(stage, microbatch, state)
 
-    def _output_gradient(self, stage: int, microbatch: int, state: _StepState) -> Tensor:
-        if stage == self._layout.num_encoder_stages - 1:
-            return self._take(Action(stage, ActionKind.RECV_B, microbatch, microbatch), state)
-        return self._take(Action(stage, ActionKind.RECV_B, microbatch), state)
-
-    def _deliver_forward(self, stage: int, k: int, tensor: Tensor, state: _StepState) -> None:
-        target = k if stage == self._layout.num_encoder_stages - 1 else None
-        self._deliver(
-            Action(stage, ActionKind.SEND_F, k, target),
-            Action(stage + 1, ActionKind.RECV_F, k, target),
-            tensor,
-            state,
-        )
-
-    def _deliver_backward(self, stage: int, microbatch: int, state: _StepState) -> None:
-        first = self._layout.num_encoder_stages
-        if stage == first:
-            for (k, j), leaf in state.features.pop((stage, microbatch)).items():
-                self._deliver(
-                    Action(stage, ActionKind.SEND_B, k, j),
-                    Action(stage - 1, ActionKind.RECV_B, k, j),
-                    _gradient_of(leaf),
-                    state,
-                )
-        elif stage > 0:
-            self._deliver(
-                Action(stage, ActionKind.SEND_B, microbatch),
-                Action(stage - 1, ActionKind.RECV_B, microbatch),
-                _gradient_of(state.inputs.pop((stage, microbatch))),
-                state,
-            )
-
-    def _deliver(self, send: Action, receive: Action, tensor: Tensor, state: _StepState) -> None:
-        """Hand a tensor over inside the rank, or leave it for its send action."""
-        owner = self._layout.placement.stage_to_rank
-        if owner[send.stage] == owner[receive.stage]:
-            state.inbox[receive] = tensor
+        if action.kind is ActionKind.I:
+            state.weights[piece] = self._weight_store.collect(backward)
         else:
-            state.outbox[send] = tensor
+            backward()
 
-    def _take(self, receive: Action, state: _StepState) -> Tensor:
-        if receive in state.inbox:
-            return state.inbox.pop(receive)
-        return self._transfers.take(self._message(receive))
+    def _weights(self, action: Action, state: StepState) -> None:
+        for j in self._targets(action, state):
+            self._weight_store.flush(state.weights.pop((action.stage, action.microbatch, j)))
 
-    def _message(self, action: Action) -> Message:
-        assert self._program is not None
-        return self._program.messages[action]
+    def _targets(self, action: Action, state: StepState) -> tuple[int, ...]:
+        if action.target is not None:
+            return (action.target,)
+        return state.graph.targets(action.stage, action.microbatch)
+
+    def _output_gradients(
+        self, action: Action, targets: Sequence[int], state: StepState
+    ) -> dict[int, Tensor | None]:
+        """Gradient of each piece's output, by target; None where the loss itself is the output."""
+        edges = state.graph.inputs(action)
+        if not edges:
+            return dict.fromkeys(targets)
+        tensors = [state.local.pop(edge) for edge in edges]
+        if len(edges) == len(targets):
+            return dict(zip(targets, tensors, strict=True))
+        lengths = [state.outputs[action.stage, action.microbatch, j].shape[0] for j in targets]
+        return dict(zip(targets, tensors[0].split(lengths), strict=True))
+
+    # --- hand-over --------------------------------------------------------------------------
+
+    def _leaf(self, rows: Tensor, state: StepState) -> Tensor:
+        """Rows that start a graph of their own."""
+        return rows.detach().requires_grad_() if state.train else rows
+
+    def _deliver(self, edge: Edge, tensor: Tensor, state: StepState) -> None:
+        """Hand a tensor over inside the rank, or keep it for its send action."""
+        if state.graph.is_local(edge):
+            state.local[edge] = tensor
+        else:
+            state.outgoing[edge] = tensor
+
+
+def _edge_of(send: Action, state: StepState) -> Edge:
+    message = state.program.messages[send]
+    return Edge(
+        send.kind is ActionKind.SEND_F,
+        message.source_stage,
+        message.target_stage,
+        message.microbatch,
+        message.target,
+    )
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _gradient_of(leaf: Tensor) -> Tensor:

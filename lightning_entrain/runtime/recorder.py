@@ -1,0 +1,70 @@
+"""When each action of a step ran, on this rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lightning_entrain.observe.timeline import Timeline, TimelineRow
+from lightning_entrain.schedule.types import Action
+
+
+class StepRecorder:
+    """Notes begin and end of every compute action, and of every wait for a message.
+
+    On CUDA it records events on the compute stream, read once the step is over: nothing waits for
+    the device while the step runs.
+
+    Args:
+        rank: The rank that rows are filed under.
+        device: The rank's device.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
+        self._cuda = device.type == "cuda"
+        self._marks: list[tuple[Action, Any, Any]] = []
+        self._waits: list[tuple[Action, Any, Any]] = []
+        self._begin = self._mark()
+
+    @contextmanager
+    def computing(self, action: Action) -> Iterator[None]:
+        """Time a compute action."""
+        begin = self._mark()
+        yield
+        self._marks.append((action, begin, self._mark()))
+
+    @contextmanager
+    def waiting(self, action: Action) -> Iterator[None]:
+        """Time the wait for a message, filed under its transfer action."""
+        begin = self._mark()
+        yield
+        self._waits.append((action, begin, self._mark()))
+
+    def timeline(self) -> Timeline:
+        """Rows of this rank alone: compute actions and waits, by start."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        rows = [
+            TimelineRow(self._rank, action, self._since(begin), self._since(end))
+            for action, begin, end in (*self._marks, *self._waits)
+        ]
+        return Timeline(
+            rows=tuple(sorted(rows, key=lambda row: row.start_ms)), num_ranks=self._rank + 1
+        )
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _since(self, mark: Any) -> float:
+        if self._cuda:
+            return float(self._begin.elapsed_time(mark))
+        return float(mark - self._begin) * 1e3

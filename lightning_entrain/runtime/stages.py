@@ -1,0 +1,104 @@
+"""Forward and backward of single stages, on packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_entrain.models.entrain_model import EntrainModel, gather_features
+from lightning_entrain.models.protocol import EncoderPacking
+from lightning_entrain.plan.layout import StageLayout
+from lightning_entrain.runtime.state import StepState
+
+
+class StageRunner:
+    """Runs the layers of a stage on the rows of a microbatch or segment.
+
+    Args:
+        model: The model; only the layers of this rank's stages need to be present.
+        layout: Stages of the replica.
+        wire_dtype: Type of boundary tensors.
+    """
+
+    def __init__(self, model: EntrainModel, layout: StageLayout, wire_dtype: torch.dtype) -> None:
+        self._model = model
+        self._layout = layout
+        self._wire_dtype = wire_dtype
+
+    def encoder_inputs(
+        self, stage: int, k: int, whole: Tensor | None, state: StepState
+    ) -> dict[int, Tensor]:
+        """Rows of each segment of an encoder microbatch, by destination.
+
+        Args:
+            stage: Encoder stage; the first reads the batch's pixels.
+            k: Encoder microbatch.
+            whole: Rows of the microbatch from the stage before, segment after segment.
+            state: The step.
+        """
+        targets = state.graph.targets(stage, k)
+        if stage > 0:
+            assert whole is not None
+            if len(targets) == 1:
+                return {targets[0]: whole}
+            lengths = [state.graph.rows.patches_of((k, j)) for j in targets]
+            return dict(zip(targets, whole.split(lengths), strict=True))
+        pixels = state.batch.pixels[state.replica, k]
+        if len(targets) == 1:
+            return {targets[0]: pixels}
+        entry = state.batch.assignment.replicas[state.replica].encoder[k]
+        rows = pixels.split([state.batch.sizes[i].num_patches for i in entry])
+        by_sample = dict(zip(entry, rows, strict=True))
+        return {j: torch.cat([by_sample[i] for i in self._samples(k, j, state)]) for j in targets}
+
+    def encoder(self, stage: int, k: int, j: int, rows: Tensor, state: StepState) -> Tensor:
+        """Forward of one segment: hidden ``[patches, columns]``, features ``[merged, columns]``."""
+        start, stop = self._layout.encoder_ranges[stage]
+        samples = self._samples(k, j, state)
+        grids = tuple(grid for i in samples for grid in state.batch.sizes[i].grids)
+        output = self._model.encoder_stage(
+            rows, EncoderPacking(grids=grids), start=start, stop=stop
+        )
+        return output.to(self._wire_dtype)
+
+    def llm(self, stage: int, j: int, inputs: Tensor | None, state: StepState) -> Tensor:
+        """Forward of an LLM microbatch: hidden ``[tokens, columns]`` or logits."""
+        first = self._layout.num_encoder_stages
+        start, stop = self._layout.llm_ranges[stage - first]
+        output = self._model.llm_stage(
+            inputs,
+            state.batch.llm_packing(state.replica, j),
+            start=start,
+            stop=stop,
+            input_ids=state.batch.input_ids[state.replica, j] if stage == first else None,
+        )
+        return output if stage == state.graph.last else output.to(self._wire_dtype)
+
+    def features(self, j: int, parts: dict[int, Tensor], state: StepState) -> Tensor | None:
+        """Vision features of an LLM microbatch in the order of its placeholders.
+
+        Args:
+            j: LLM microbatch.
+            parts: Features by the encoder microbatch they come from.
+            state: The step.
+        """
+        row = state.batch.assignment.replicas[state.replica].llm[j]
+        held: Sequence[tuple[Sequence[int], Tensor]] = [
+            (self._samples(k, j, state), tensor) for k, tensor in parts.items()
+        ]
+        return gather_features(row, held, state.batch.sizes)
+
+    def loss(self, j: int, logits: Tensor, state: StepState) -> Tensor:
+        """Add a microbatch to the step's sums; returns its share of the mean loss."""
+        labels = state.batch.labels[state.replica, j]
+        loss = self._model.loss_sum(logits, labels)
+        with torch.no_grad():
+            state.sums.loss += loss.detach().double()
+            for name, value in self._model.scalar_sums(logits, labels).items():
+                state.sums.scalars[name] += value
+        return loss / max(state.batch.num_label_tokens, 1)
+
+    def _samples(self, k: int, j: int, state: StepState) -> tuple[int, ...]:
+        return state.segments[k, j]
