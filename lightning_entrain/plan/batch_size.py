@@ -168,6 +168,14 @@ def draw_allocations(
     return seen
 
 
+def split_names(trials: dict[int, dict[Allocation, int]]) -> dict[int, tuple[str, ...]]:
+    """Allocations as ``"encoder:llm"`` per batch size, more encoder GPUs first."""
+    return {
+        size: tuple(":".join(map(str, allocation)) for allocation in sorted(seen, reverse=True))
+        for size, seen in trials.items()
+    }
+
+
 def relative_time(work: FloatArray, allocation: Allocation) -> float:
     """Work per GPU of the busiest module, relative to a perfect split of the same GPUs."""
     totals = work.sum(axis=0)

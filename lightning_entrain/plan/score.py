@@ -173,8 +173,8 @@ def _limit(candidate: Candidate, stages: list[StagePrediction]) -> str:
     times = [item.time_ms for item in stages]
     return (
         f"{stage.module} layers {stage.start}-{stage.stop - 1} ({candidate.bottleneck_ms:.1f} ms "
-        f"per microbatch, {max(times) / (sum(times) / len(times)):.2f} x the mean stage); filling and "
-        f"draining {100 * idle / candidate.iteration_ms:.0f} %, gradient reduction "
+        f"per microbatch, {max(times) / (sum(times) / len(times)):.2f} x the mean stage); filling "
+        f"and draining {100 * idle / candidate.iteration_ms:.0f} %, gradient reduction "
         f"{100 * candidate.reduce_ms / candidate.iteration_ms:.0f} % of the step"
     )
 

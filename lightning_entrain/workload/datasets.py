@@ -87,33 +87,36 @@ def raw_sizes(name: str, num_samples: int, seed: int = 0) -> RawSizes:
     return RawSizes(image_w=width, image_h=height, num_text_tokens=text)
 
 
-def qwen_grid(image_w: IntArray, image_h: IntArray) -> tuple[IntArray, IntArray]:
-    """Patch rows and columns of images under Qwen2.5-VL's rule, vectorised.
+def qwen_grid(
+    image_w: IntArray,
+    image_h: IntArray,
+    *,
+    min_pixels: int = QWEN_MIN_PIXELS,
+    max_pixels: int = QWEN_MAX_PIXELS,
+) -> tuple[IntArray, IntArray]:
+    """Patch rows and columns of images under Qwen2.5-VL's rule, for many images at once.
 
-    Sides are rounded to multiples of 28 pixels (two patches of 14); images outside the pixel
-    limits are scaled to fit.
+    The same numbers as :class:`lightning_entrain.workload.image_rule.ImageRule`.
 
     Args:
-        image_w: Widths in pixels, ``[num_images]``.
-        image_h: Heights in pixels, ``[num_images]``.
+        image_w: Widths in pixels, ``[num_images]``, at least 1.
+        image_h: Heights in pixels, ``[num_images]``, at least 1.
+        min_pixels: Least area after resizing.
+        max_pixels: Largest area after resizing.
     """
     factor = QWEN_FACTOR
-    height = np.maximum(factor, np.round(image_h / factor) * factor)
-    width = np.maximum(factor, np.round(image_w / factor) * factor)
-    area = height * width
-    shrink = np.sqrt(image_h * image_w / QWEN_MAX_PIXELS)
-    grow = np.sqrt(QWEN_MIN_PIXELS / np.maximum(image_h * image_w, 1))
-    height = np.where(
-        area > QWEN_MAX_PIXELS,
-        np.maximum(factor, np.floor(image_h / shrink / factor) * factor),
-        np.where(area < QWEN_MIN_PIXELS, np.ceil(image_h * grow / factor) * factor, height),
-    )
-    width = np.where(
-        area > QWEN_MAX_PIXELS,
-        np.maximum(factor, np.floor(image_w / shrink / factor) * factor),
-        np.where(area < QWEN_MIN_PIXELS, np.ceil(image_w * grow / factor) * factor, width),
-    )
-    return (height / 14).astype(np.int64), (width / 14).astype(np.int64)
+    height, width = (np.round(side / factor) * factor for side in (image_h, image_w))
+    large, small = height * width > max_pixels, height * width < min_pixels
+    shrink = np.sqrt(image_h * image_w / max_pixels)
+    grow = np.sqrt(min_pixels / (image_h * image_w))
+
+    def resized(side: IntArray, rounded: NDArray[np.float64]) -> IntArray:
+        shrunk = np.maximum(factor, np.floor(side / shrink / factor) * factor)
+        grown = np.ceil(side * grow / factor) * factor
+        pixels = np.where(large, shrunk, np.where(small, grown, rounded))
+        return (pixels / 14).astype(np.int64)
+
+    return resized(image_h, height), resized(image_w, width)
 
 
 _Columns = tuple[IntArray, IntArray, IntArray]

@@ -13,7 +13,7 @@ from typing import Any
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.workload import blocks
 from lightning_entrain.workload.layers import Attention, AttentionPattern, Axis, Layer
-from lightning_entrain.workload.shapes import ImageRule, ModelShape, ModuleShape
+from lightning_entrain.workload.shapes import ModelShape, ModuleShape, ViewRule
 
 Config = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def model_shape(config: Config, *, name: str = "") -> ModelShape:
         name=name or family,
         encoder=encoder,
         llm=llm,
-        image_rule=_image_rule(config, vision, family),
+        view_rule=_view_rule(config, vision, family),
         source=dict(config),
     )
 
@@ -382,12 +382,12 @@ _PROJECTORS = {
 }
 
 
-def _image_rule(config: Config, vision: Config, family: str) -> ImageRule:
-    given = dict(config.get("image_rule") or {})
+def _view_rule(config: Config, vision: Config, family: str) -> ViewRule:
+    given = dict(config.get("view_rule") or {})
     patch = _side(vision.get("patch_size", 14))
     if str(vision.get("model_type", "")).startswith("qwen2_5"):
         merge = int(vision.get("spatial_merge_size", 2))
-        return ImageRule(**{"kind": "qwen", "patch_size": patch, "merge_size": merge, **given})
+        return ViewRule(**{"kind": "qwen", "patch_size": patch, "merge_size": merge, **given})
     size = _side(vision.get("image_size", 0))
     if family == "internvl":
         ratio = round(1 / float(config.get("downsample_ratio", 0.5)))
@@ -402,7 +402,7 @@ def _image_rule(config: Config, vision: Config, family: str) -> ImageRule:
         defaults = {"kind": "fixed", "merge_size": 1, "tokens_per_view": tokens}
     else:
         defaults = {"kind": "fixed", "merge_size": 1}
-    return ImageRule(**{"patch_size": patch, "image_size": size, **defaults, **given})
+    return ViewRule(**{"patch_size": patch, "image_size": size, **defaults, **given})
 
 
 def _side(value: Any) -> int:

@@ -118,7 +118,7 @@ class ModuleShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRule:
+class ViewRule:
     """How a model turns an image into patches.
 
     Attributes:
@@ -132,6 +132,8 @@ class ImageRule:
         longest_edge: Scale the longest side to this before tiling (SmolVLM); 0 for the
             best-fitting tile grid (InternVL, LLaVA-OneVision).
         tokens_per_view: Vision tokens of a view where they are not ``patches / merge_size**2``.
+        min_pixels: Least area after resizing (``qwen``).
+        max_pixels: Largest area after resizing (``qwen``).
     """
 
     kind: str = "qwen"
@@ -142,6 +144,8 @@ class ImageRule:
     max_tiles: int = 1
     longest_edge: int = 0
     tokens_per_view: int = 0
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 16384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +156,14 @@ class ModelShape:
         name: Name for tables and messages.
         encoder: The vision encoder; its epilogue is the projector or merger.
         llm: The language model.
-        image_rule: How images become patches.
+        view_rule: How images become patches.
         source: The configuration it was read from.
     """
 
     name: str
     encoder: ModuleShape
     llm: ModuleShape
-    image_rule: ImageRule = field(default_factory=ImageRule)
+    view_rule: ViewRule = field(default_factory=ViewRule)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -8,11 +8,11 @@ import numpy as np
 
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.workload.datasets import RawSizes, qwen_grid
-from lightning_entrain.workload.shapes import ImageRule
+from lightning_entrain.workload.shapes import ViewRule
 from lightning_entrain.workload.tables import IntArray, SizeTable
 
 
-def table_from_raw(raw: RawSizes, rule: ImageRule) -> SizeTable:
+def table_from_raw(raw: RawSizes, rule: ViewRule) -> SizeTable:
     """Sizes of samples with one image each, under a model's image rule.
 
     Args:
@@ -22,12 +22,13 @@ def table_from_raw(raw: RawSizes, rule: ImageRule) -> SizeTable:
     present = (raw.image_w > 0) & (raw.image_h > 0)
     if rule.kind == "qwen":
         width, height = np.maximum(raw.image_w, 1), np.maximum(raw.image_h, 1)
-        rows, columns = qwen_grid(width, height)
+        limits = {"min_pixels": rule.min_pixels, "max_pixels": rule.max_pixels}
+        rows, columns = qwen_grid(width, height, **limits)
         return SizeTable.from_single_images(
             rows * present, columns * present, raw.num_text_tokens, merge_size=rule.merge_size
         )
     if rule.kind not in ("fixed", "tiles"):
-        raise ConfigError(f"image_rule.kind is {rule.kind!r}", limit="qwen, fixed or tiles")
+        raise ConfigError(f"view_rule.kind is {rule.kind!r}", limit="qwen, fixed or tiles")
     side = rule.image_size // rule.patch_size
     views = np.ones_like(raw.image_w) if rule.kind == "fixed" else _num_views(raw, rule)
     views = views * present
@@ -43,7 +44,7 @@ def table_from_raw(raw: RawSizes, rule: ImageRule) -> SizeTable:
     )
 
 
-def _num_views(raw: RawSizes, rule: ImageRule) -> IntArray:
+def _num_views(raw: RawSizes, rule: ViewRule) -> IntArray:
     """Tiles plus an overview where there is more than one tile."""
     if rule.longest_edge:
         scale = rule.longest_edge / np.maximum(np.maximum(raw.image_w, raw.image_h), 1)
@@ -55,7 +56,7 @@ def _num_views(raw: RawSizes, rule: ImageRule) -> IntArray:
     return tiles + (tiles > 1)
 
 
-def _best_grid(raw: RawSizes, rule: ImageRule) -> IntArray:
+def _best_grid(raw: RawSizes, rule: ViewRule) -> IntArray:
     """Tiles of the grid whose aspect ratio is nearest; the larger one when the image fills half."""
     grids = [
         (columns, rows)
