@@ -1,0 +1,196 @@
+"""The simulator's inner loop, compiled by numba where it is installed.
+
+Importing this module imports numba, so it is imported only when a simulation runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    from numba import njit
+except ImportError:  # Slower, same result.
+    njit = None
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def jit(function: _Function) -> _Function:
+    """Compile a function on its first call and keep the machine code on disk."""
+    return function if njit is None else njit(cache=True, nogil=True)(function)
+
+
+FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
+"""Codes of F, B, I and W."""
+
+
+@jit
+def replay(
+    offsets: Ints,
+    stage: Ints,
+    kind: Ints,
+    microbatch: Ints,
+    target: Ints,
+    duration: Floats,
+    num_encoder: int,
+    rank_of: Ints,
+    has_segment: NDArray[np.bool_],
+    forward_ms: Floats,
+    backward_ms: Floats,
+    start: Floats,
+    end: Floats,
+) -> int:
+    """Start and end of every action when each starts as soon as it can, in its rank's order.
+
+    Args:
+        offsets: First action of each rank, and one past the last, ``[ranks + 1]``.
+        stage: Per action.
+        kind: Per action.
+        microbatch: Per action.
+        target: Per action; -1 for whole microbatches.
+        duration: Per action.
+        num_encoder: Encoder stages.
+        rank_of: Rank per stage.
+        has_segment: ``[microbatches, lags]``: whether segment (k, k + lag) has rows.
+        forward_ms: Transfer time of a stage's output, ``[stages, microbatches, lags + 1]``; the
+            last column is for whole microbatches. 0 inside a rank.
+        backward_ms: Likewise for gradients that a stage sends to the one before it.
+        start: Filled, per action.
+        end: Filled, per action.
+
+    Returns:
+        Number of actions that ran; fewer than all if the lists wait for each other. Transfers from
+        one rank to another follow each other; they overlap with compute.
+    """
+    num_ranks = len(offsets) - 1
+    num_stages = len(rank_of)
+    num_slots = has_segment.shape[1] + 1
+    whole = num_slots - 1
+    last = num_stages - 1
+    activation = np.full((num_stages, has_segment.shape[0], num_slots), np.inf)
+    gradient = np.full((num_stages, has_segment.shape[0], num_slots), np.inf)
+    link_free = np.zeros((num_ranks, num_ranks))
+    free = np.zeros(num_ranks)
+    place = offsets[:-1].copy()
+    num_done = 0
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(num_ranks):
+            while place[rank] < offsets[rank + 1]:
+                a = place[rank]
+                s, m, t = stage[a], microbatch[a], target[a]
+                ready = free[rank]
+                if kind[a] == FORWARD:
+                    if s == num_encoder:
+                        for lag in range(whole):
+                            if m >= lag and has_segment[m - lag, lag]:
+                                ready = max(ready, activation[s, m - lag, lag])
+                    elif s > 0:
+                        ready = max(ready, activation[s, m, whole])
+                elif kind[a] != WEIGHT and s < last:
+                    if s == num_encoder - 1 and t < 0:
+                        for lag in range(whole):
+                            if has_segment[m, lag]:
+                                ready = max(ready, gradient[s, m, lag])
+                    else:
+                        ready = max(ready, gradient[s, m, whole if t < 0 else t - m])
+                if ready == np.inf:
+                    break
+                start[a] = ready
+                now = ready + duration[a]
+                end[a] = now
+                free[rank] = now
+                place[rank] += 1
+                num_done += 1
+                moved = True
+                if kind[a] == FORWARD and s < last:
+                    for slot in range(num_slots):
+                        if s == num_encoder - 1:
+                            if slot == whole or not has_segment[m, slot]:
+                                continue
+                        elif slot != whole:
+                            continue
+                        arrival = now
+                        if rank_of[s + 1] != rank:
+                            arrival = max(now, link_free[rank, rank_of[s + 1]])
+                            arrival += forward_ms[s, m, slot]
+                            link_free[rank, rank_of[s + 1]] = arrival
+                        activation[s + 1, m, slot] = arrival
+                elif (kind[a] == BACKWARD or kind[a] == INPUT) and s > 0:
+                    for slot in range(num_slots):
+                        k = m
+                        if s == num_encoder:
+                            k = m - slot
+                            if slot == whole or k < 0 or not has_segment[k, slot]:
+                                continue
+                        elif slot != (whole if t < 0 else t - m):
+                            continue
+                        arrival = now
+                        if rank_of[s - 1] != rank:
+                            arrival = max(now, link_free[rank, rank_of[s - 1]])
+                            arrival += backward_ms[s, k, slot]
+                            link_free[rank, rank_of[s - 1]] = arrival
+                        gradient[s - 1, k, slot] = arrival
+    return num_done
+
+
+@jit
+def peaks(
+    offsets: Ints,
+    stage: Ints,
+    kind: Ints,
+    microbatch: Ints,
+    target: Ints,
+    share: Floats,
+    activation_bytes: Floats,
+    forward_only: bool,
+    peak_live: Ints,
+    peak_bytes: Floats,
+) -> None:
+    """Peak live microbatches per stage and peak activation bytes per rank, from the order alone.
+
+    Args:
+        offsets: As for :func:`replay`; so are the per-action arrays.
+        stage: Per action.
+        kind: Per action.
+        microbatch: Per action.
+        target: Per action.
+        share: Part of its microbatch's activations that each action ends the life of.
+        activation_bytes: ``[stages, microbatches]``.
+        forward_only: Nothing outlives its forward.
+        peak_live: Filled, ``[stages]``.
+        peak_bytes: Filled, ``[ranks]``.
+    """
+    shape = activation_bytes.shape
+    left = np.zeros(shape)
+    live = np.zeros(shape[0], dtype=np.int64)
+    is_split = np.zeros(shape, dtype=np.bool_)
+    for a in range(len(stage)):
+        if kind[a] == WEIGHT:
+            is_split[stage[a], microbatch[a]] = True
+    for rank in range(len(offsets) - 1):
+        held = 0.0
+        for a in range(offsets[rank], offsets[rank + 1]):
+            s, m = stage[a], microbatch[a]
+            if kind[a] == FORWARD:
+                live[s] += 1
+                held += activation_bytes[s, m]
+                left[s, m] = 1.0
+                peak_live[s] = max(peak_live[s], live[s])
+                peak_bytes[rank] = max(peak_bytes[rank], held)
+                if forward_only:
+                    live[s] -= 1
+                    held -= activation_bytes[s, m]
+            elif kind[a] == WEIGHT or (kind[a] == BACKWARD and not is_split[s, m]):
+                left[s, m] -= share[a]
+                held -= share[a] * activation_bytes[s, m]
+                if left[s, m] < 1e-9:
+                    left[s, m] = 1.0
+                    live[s] -= 1
