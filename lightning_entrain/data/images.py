@@ -81,7 +81,7 @@ def image_patches(data: bytes, rule: ImageRule) -> Tensor:
     image = open_image(data)
     height, width = rule.resized(image.height, image.width)
     try:
-        picture = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+        picture = _opaque(image).resize((width, height), Image.Resampling.BICUBIC)
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise SampleError(
             f"An image of {len(data)} bytes cannot be decoded ({_short(error)})",
@@ -114,6 +114,15 @@ def patchify(picture: Tensor, rule: ImageRule) -> Tensor:
     blocks = blocks.permute(0, 3, 1, 4, 6, 2, 5).unsqueeze(5)
     blocks = blocks.expand(-1, -1, -1, -1, -1, rule.temporal_patch_size, -1, -1)
     return blocks.reshape(-1, rule.patch_dim)
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """The image in three colours; what is transparent becomes white, as paper is."""
+    if "A" in image.getbands() or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        paper = Image.new("RGBA", layer.size, "white")
+        image = Image.alpha_composite(paper, layer)
+    return image.convert("RGB")
 
 
 def _short(error: Exception) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from typing import BinaryIO
@@ -128,9 +128,11 @@ class ChartSource:
         return False
 
     def _write(self, file: BinaryIO) -> None:
-        write_samples(file, self._draw())
+        # Closed at once if writing fails, or the processes that draw would wait on.
+        with closing(self._draw()) as samples:
+            write_samples(file, samples)
 
-    def _draw(self) -> Iterator[tuple[Sequence[bytes], Sequence[Turn]]]:
+    def _draw(self) -> Generator[tuple[Sequence[bytes], Sequence[Turn]], None, None]:
         """Samples in order, each as soon as it and all before it are drawn."""
         num_workers = self.num_workers or os.cpu_count() or 1
         early: dict[int, tuple[Sequence[bytes], Sequence[Turn]]] = {}

@@ -191,7 +191,9 @@ def _points(name: str, title: str, values: dict[str, str], *, by: str | None = N
             group = state.choice(sorted({str(r[by]) for r in records}))
             records = [r for r in records if str(r[by]) == group]
         chosen = state.sample(records, min(len(records), 2 * max_rows))
-        rows = sorted({(_text(r[x]), _text(r[y])) for r in chosen}, key=lambda r: float(r[0]))
+        rows = sorted(
+            {(_text(r[x]), _text(r[y])) for r in chosen}, key=lambda r: (float(r[0]), float(r[1]))
+        )
         heading = title if by is None else f"{title} ({group})"
         return _table(heading, (values[x], values[y]), rows, ("scatter",))
 
