@@ -51,6 +51,7 @@ from lightning_entrain.runtime.gradients import (
 from lightning_entrain.runtime.groups import PipelineGroups, create_groups
 from lightning_entrain.runtime.launcher import EntrainLauncher, die_with_parent
 from lightning_entrain.runtime.partition import ModelPartition, find_model
+from lightning_entrain.runtime.schedules import check_schedule
 
 _Result = TypeVar("_Result")
 _WIRE_DTYPES = {
@@ -66,14 +67,14 @@ class EntrainStrategy(ParallelStrategy):
 
     The LightningModule stays plain: it holds one :class:`EntrainModel` and its ``training_step``
     is ``loss = self.model(batch); self.log("train/loss", loss); return loss``. Batches come from an
-    :class:`EntrainDataModule`. Implements the execution of Entrain (arXiv 2605.27918), section 5,
-    without deferral.
+    :class:`EntrainDataModule`. Implements the execution of Entrain (arXiv 2605.27918), section 5.
 
     Args:
         encoder_stages: Encoder stages per replica. None: in proportion to the parameters.
         llm_stages: LLM stages per replica. None: the ranks that are left.
         replicas: Data-parallel copies of the pipeline. Devices = replicas x stages; with one device
             per replica, that device runs all stages.
+        schedule: ``"1f1b"``, ``"1f1b_split"``, ``"1f1b_eager"`` or ``"zero_bubble"``.
         timeout_seconds: How long a message or collective may take before the job ends.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
         cluster_environment: Overrides Lightning's choice.
@@ -93,6 +94,7 @@ class EntrainStrategy(ParallelStrategy):
         llm_stages: int | None = None,
         replicas: int = 1,
         *,
+        schedule: str = "1f1b",
         timeout_seconds: float = 600.0,
         process_group_backend: str | None = None,
         accelerator: pl.accelerators.Accelerator | None = None,
@@ -116,6 +118,7 @@ class EntrainStrategy(ParallelStrategy):
         self._encoder_stages = encoder_stages
         self._llm_stages = llm_stages
         self._replicas = replicas
+        self._schedule = check_schedule(schedule)
         self._timeout = timedelta(seconds=timeout_seconds)
         self._process_group_backend = process_group_backend
         self.num_nodes = 1
@@ -291,6 +294,7 @@ class EntrainStrategy(ParallelStrategy):
             global_rank=self.global_rank,
             groups=self._groups,
             device=self.root_device,
+            schedule=self._schedule,
             wire_dtype=_WIRE_DTYPES[str(self.precision_plugin.precision)],
         )
         self._partition.model.attach_engine(self._engine)

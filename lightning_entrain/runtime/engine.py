@@ -18,11 +18,12 @@ from lightning_entrain.runtime.accumulate import GradientAccumulator
 from lightning_entrain.runtime.executor import Executor
 from lightning_entrain.runtime.groups import PipelineGroups
 from lightning_entrain.runtime.recorder import StepRecorder
+from lightning_entrain.runtime.schedules import SCHEDULES, check_schedule
 from lightning_entrain.runtime.state import StepSums
 from lightning_entrain.runtime.transfer import DTYPES, Transfers
 from lightning_entrain.runtime.weight_store import WeightStore
 from lightning_entrain.schedule.lower import Program, lower
-from lightning_entrain.schedule.one_f_one_b import build_1f1b, build_forward_only
+from lightning_entrain.schedule.one_f_one_b import build_forward_only
 from lightning_entrain.schedule.types import RowCounts, row_counts
 from lightning_entrain.schedule.verify import verify
 
@@ -41,6 +42,7 @@ class PipelineEngine:
         global_rank: This rank.
         groups: Its process groups.
         device: Its device.
+        schedule: Name of the training schedule, see :data:`SCHEDULES`.
         wire_dtype: Name of the type of boundary tensors.
         full_precision_gradients: Add up the gradients of low-precision parameters in float32.
 
@@ -57,6 +59,7 @@ class PipelineEngine:
         global_rank: int,
         groups: PipelineGroups,
         device: torch.device,
+        schedule: str = "1f1b",
         wire_dtype: str = "float32",
         full_precision_gradients: bool = True,
     ) -> None:
@@ -66,6 +69,7 @@ class PipelineEngine:
         self._groups = groups
         self._device = device
         self._wire_dtype = wire_dtype
+        self._schedule = check_schedule(schedule)
         transfers = Transfers(groups, device, base=self._replica * layout.num_ranks)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._accumulator = GradientAccumulator(
@@ -141,7 +145,7 @@ class PipelineEngine:
 
     def _program_for(self, rows: RowCounts, *, train: bool) -> Program:
         """Build, lower and verify this replica's schedule."""
-        build = build_1f1b if train else build_forward_only
+        build = SCHEDULES[self._schedule] if train else build_forward_only
         schedule = build(self._layout.placement, rows)
         program = lower(schedule, rows, boundary_columns=self._columns, dtype=self._wire_dtype)
         verify(program, rows)

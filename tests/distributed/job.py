@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_entrain.assign.fixed import assign_fixed
+from lightning_entrain.assign import assign_samples
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.collate import build_batch
 from lightning_entrain.data.synthetic import synthetic_dataset
@@ -39,10 +39,14 @@ class Batches(Dataset):
         index = (index + self.job.skip_batches) % self.job.num_batches
         indices = range(index * size, (index + 1) * size)
         sizes = [self.source.sizes[i] for i in indices]
-        assignment = assign_fixed(
-            [bool(s.grids) for s in sizes],
+        assignment = assign_samples(
+            [s.num_patches for s in sizes],
+            [s.num_tokens for s in sizes],
             num_replicas=self.replicas,
             num_microbatches=self.job.num_microbatches,
+            policy=self.job.policy,
+            limit_by_heaviest=False,
+            equal_counts=False,
         )
         return build_batch(self.source, indices, assignment, sizes, self.needs)
 
@@ -106,6 +110,7 @@ class Job:
     validate: bool = False
     ckpt_path: str | None = None
     skip_batches: int = 0
+    policy: str = "fixed"
 
     def module(self) -> Module:
         model = nano_vlm(encoder_layers=self.encoder_layers, llm_layers=self.llm_layers)
