@@ -74,18 +74,22 @@ class Job:
         for row, target in ((0, self.weight[0]), (1, self.weight[1])):
             if any(target):
                 rows[row] = [-value for value in self.target]
-        for n, (k, j) in enumerate(zip(slots.encoder, slots.llm, strict=True)):
+        for k, j, e, m, t in zip(slots.encoder, slots.llm, *self.weight, strict=True):
             if k >= 0:
-                rows[0][k] += self.weight[0][n]
-                rows[2][k] += self.weight[2][n]
-            rows[1][j] += self.weight[1][n]
-            rows[3][j] += self.weight[2][n]
+                rows[0][k] += e
+                rows[2][k] += t
+            rows[1][j] += m
+            rows[3][j] += t
         return rows
 
     def score(self, slots: Start) -> int:
         """Sum of squared deviations from the targets, over both modules."""
         rows = self.loads(slots)
         return sum(x * x for row in rows[:2] for x in row)
+
+    def heaviest(self, slots: Start) -> int:
+        """Largest deviation of any bin in either module."""
+        return max(max(row) for row in self.loads(slots)[:2])
 
     def fits(self, slots: Start) -> bool:
         """Whether the token cap holds."""
@@ -149,20 +153,21 @@ def run_anneal(
     rules[kernel.MAX_TOKENS] = job.problem.max_tokens or 0
     rules[kernel.CEILING] = ceiling
     rules[kernel.WINDOW] = min(_WINDOW, num_samples - 1)
-    rules[kernel.SWAP_BITS] = exchanges
-    rules[kernel.MOVE_BITS] = moves
+    rules[kernel.EXCHANGES] = exchanges
+    rules[kernel.MOVES] = moves
     schedule = [seed % (2**61) + 1, num_blocks, hot, _cooling(hot, cold, num_blocks)]
     schedule.append(-(-num_blocks // 16))
-    slot = kernel.as_kernel([start.encoder, start.llm])
+    slot = kernel.interleaved([start.encoder, start.llm])
     kernel.anneal(
-        kernel.as_kernel(job.weight),
+        kernel.interleaved(job.weight),
         slot,
-        kernel.as_kernel(job.loads(start)),
-        kernel.as_kernel(rules),
-        kernel.as_kernel(_thresholds()),
-        kernel.as_kernel(schedule),
+        kernel.interleaved(job.loads(start)),
+        kernel.as_numbers(rules),
+        kernel.as_numbers(_thresholds()),
+        kernel.as_numbers(schedule),
     )
-    end = Start([int(k) for k in slot[0]], [int(j) for j in slot[1]])
+    places = [int(k) for k in slot]
+    end = Start(places[0::2], places[1::2])
     return Start(end.encoder, end.llm, job.score(end))
 
 

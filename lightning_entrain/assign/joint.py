@@ -20,9 +20,9 @@ from lightning_entrain.assign.replicas import split_greedy
 from lightning_entrain.assign.types import ReplicaAssignment
 from lightning_entrain.errors import AssignmentError, ConfigError
 
-_STEPS_PER_SAMPLE = 2500
+_STEPS_PER_SAMPLE = 1500
 _LEAST_STEPS = 20_000
-_SPLIT_STEPS_PER_SAMPLE = 120
+_SPLIT_STEPS_PER_SAMPLE = 50
 
 _EVEN_START = (200, 3)
 _PAPER_START = (500, 3)
@@ -75,7 +75,8 @@ def improve_split(problem: Problem, replicas: list[list[int]]) -> list[list[int]
         return replicas
     home = {i: r for r, samples in enumerate(replicas) for i in samples}
     cap = None if problem.max_tokens is None else problem.max_tokens * problem.num_microbatches
-    start = [home[i] for i in problem.order]
+    places = [home[i] for i in problem.order]
+    start = Start(places, places)
     job = Job(
         problem=replace(problem, max_tokens=cap, max_lag=0, ramp=None),
         samples=problem.order,
@@ -85,8 +86,8 @@ def improve_split(problem: Problem, replicas: list[list[int]]) -> list[list[int]
     )
     seed = mix(problem.seed, problem.num_replicas)
     steps = int(_SPLIT_STEPS_PER_SAMPLE * problem.num_samples * problem.effort)
-    end = run_anneal(job, Start(start, start), _SPLIT, steps, seed)
-    if end.score >= job.score(Start(start, start)):
+    end = run_anneal(job, start, _SPLIT, steps, seed)
+    if end.score >= job.score(start) or job.heaviest(end) > job.heaviest(start):
         return replicas
     result: list[list[int]] = [[] for _ in replicas]
     for i, r in zip(problem.order, end.llm, strict=True):
