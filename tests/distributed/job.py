@@ -28,6 +28,7 @@ class Batches(Dataset):
             job.num_batches * job.batch_size,
             seed=job.seed,
             text_only_fraction=job.text_only,
+            min_side=job.min_side,
             max_side=job.max_side,
         )
 
@@ -101,6 +102,7 @@ class Job:
     num_microbatches: int = 3
     seed: int = 0
     text_only: float = 0.25
+    min_side: int = 20
     max_side: int = 120
     optimizer: str = "adamw"
     loss_scale: float = 1.0
