@@ -9,14 +9,14 @@ from lightning_entrain.assign.types import ReplicaAssignment
 from lightning_entrain.errors import ScheduleError
 from lightning_entrain.schedule import ramp_kernel, zb_kernel
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
+from lightning_entrain.schedule.ramp import tune_ramp
 from lightning_entrain.schedule.simulate import Link, StepCosts, simulate
+from lightning_entrain.schedule.tables import cost_tables
 from lightning_entrain.schedule.types import ActionKind, Placement, RowCounts, row_counts
 from lightning_entrain.schedule.verify import verify
 from lightning_entrain.schedule.zero_bubble import (
     Knobs,
     build_zero_bubble,
-    cost_tables,
-    tune_ramp,
     tune_zero_bubble,
 )
 from lightning_entrain.workload.sizes import SampleSize
@@ -154,14 +154,14 @@ def test_memory_too_small_is_refused():
     placement, rows = Placement.one_per_rank(2, 2), full_rows(4)
     costs = unit_costs(placement, rows)
     assert build_zero_bubble(placement, rows, costs, max_bytes=1.0)
-    with pytest.raises(ScheduleError, match="fits into max_bytes 0.9"):
+    with pytest.raises(ScheduleError, match=r"fits into max_bytes 0\.9"):
         build_zero_bubble(placement, rows, costs, max_bytes=0.9)
     with pytest.raises(ScheduleError, match="more than 0"):
         build_zero_bubble(placement, rows, costs, max_bytes=0.0)
 
 
 def test_several_stages_on_a_rank_are_refused():
-    with pytest.raises(ScheduleError, match="one stage per rank"):
+    with pytest.raises(ScheduleError, match="ascending ranks"):
         build_zero_bubble(Placement.v_shaped(2, 2), full_rows(4))
 
 

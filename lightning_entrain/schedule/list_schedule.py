@@ -1,0 +1,148 @@
+"""List scheduling with I and W for ranks that hold several stages: V-shaped, colocated, any.
+
+Each rank does next what can start first, I before F before W, within its memory and two tuned
+limits per stage. The lists are made with each stage's mean times (or those of a ramp) and then run
+in the real ones: see ``list_kernel.evaluate_list``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_entrain.errors import ScheduleError
+from lightning_entrain.schedule.graph import StepGraph
+from lightning_entrain.schedule.simulate import Link, StepCosts
+from lightning_entrain.schedule.tables import actions_of, cost_tables, memory_cap
+from lightning_entrain.schedule.types import Action, Placement, RowCounts, Schedule
+from lightning_entrain.schedule.zero_bubble import Knobs, Tuned
+
+Ints = NDArray[np.int64]
+
+
+def tune_list_schedule(
+    placement: Placement,
+    rows: RowCounts,
+    costs: StepCosts,
+    *,
+    max_bytes: float | None = None,
+    link: Link | None = None,
+    profile: Sequence[float] | None = None,
+    num_steps: int = 300,
+    may_reorder: bool = True,
+    seed: int = 0,
+) -> Tuned:
+    """Zero bubble for any placement.
+
+    Args:
+        placement: Which rank holds which stages.
+        rows: Rows per microbatch and segment.
+        costs: Predicted times and bytes.
+        max_bytes: Most activation bytes (in the costs' unit) a rank may hold; None for no cap.
+        link: Transfer times; None for none.
+        profile: Relative load per microbatch that the samples were assigned to, if not even.
+        num_steps: Orders to try; one takes about 0.2 ms for 16 stages and 32 microbatches.
+        may_reorder: Whether microbatches may change places. Ignored where samples are deferred
+            and with a profile.
+        seed: Of the search. Equal arguments give an equal result on every machine.
+
+    Raises:
+        ScheduleError: If the memory does not suffice.
+    """
+    from lightning_entrain.schedule import list_kernel
+
+    num_stages, num = placement.num_stages, rows.num_microbatches
+    tables = cost_tables(placement, rows, costs, max_bytes=max_bytes, link=link)
+    planned = _planned(tables, profile)
+    rank_of = np.array(placement.stage_to_rank, dtype=np.int64)
+    order = np.arange(num, dtype=np.int64)
+    cap = memory_cap(max_bytes, num)
+    codes = np.full((placement.num_ranks, 3 * num_stages * num), -1, dtype=np.int64)
+    done = codes.copy()
+    common = rank_of, order, planned, tables, cap
+    warmup, delay = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    best = list_kernel.STUCK
+    for start in _starts(num_stages, num):
+        knobs = np.array(start.warmup), np.array(start.weight_delay)
+        found = list_kernel.evaluate_list(*common, *knobs, codes, done, best)
+        if found < best:
+            best, (warmup, delay) = found, knobs
+    if num and best == list_kernel.STUCK:
+        raise ScheduleError(
+            f"No list schedule fits into max_bytes {max_bytes}",
+            limit="at least the activations of the largest microbatch on all stages of a rank",
+            remedy="raise the memory budget or use more, smaller microbatches",
+        )
+    if num:
+        free_order = may_reorder and rows.max_lag == 0 and profile is None
+        list_kernel.climb_list(
+            rank_of,
+            placement.num_ranks,
+            order,
+            planned,
+            tables,
+            cap,
+            warmup,
+            delay,
+            num_steps,
+            free_order,
+            seed + 1,
+        )
+        list_kernel.evaluate_list(*common, warmup, delay, codes, done, list_kernel.STUCK)
+    return _tuned(placement, rows, order, done, warmup, delay)
+
+
+def _tuned(
+    placement: Placement, rows: RowCounts, order: Ints, done: Ints, warmup: Ints, delay: Ints
+) -> Tuned:
+    tuned = Tuned(
+        schedule=Schedule(name="list", placement=placement, ranks=()),
+        order=tuple(order.tolist()),
+        knobs=Knobs(warmup=tuple(warmup.tolist()), weight_delay=tuple(delay.tolist())),
+    )
+    graph = StepGraph(placement, tuned.reorder_rows(rows))
+    ranks = tuple(_decode(graph, own) for own in done.tolist())
+    return replace(tuned, schedule=replace(tuned.schedule, ranks=ranks))
+
+
+def _decode(graph: StepGraph, codes: list[int]) -> tuple[Action, ...]:
+    num = graph.rows.num_microbatches
+    return tuple(
+        action
+        for code in codes
+        if code >= 0
+        for action in actions_of(graph, code // 3 // num, code // 3 % num, code % 3)
+    )
+
+
+def _starts(num_stages: int, num: int) -> list[Knobs]:
+    """Where a search may start: W as late as memory allows, or as early as on the last stages."""
+    down = tuple(max(1, min(num_stages - s, num)) for s in range(num_stages))
+    late = (max(num, 1),) * num_stages
+    early = tuple(range(num_stages))
+    return [
+        Knobs(warmup=warmup, weight_delay=delay)
+        for warmup in (down, late)
+        for delay in (late, early, (0,) * num_stages)
+    ] + [Knobs(warmup=(1,) * num_stages, weight_delay=(0,) * num_stages)]
+
+
+def _planned(tables: Ints, profile: Sequence[float] | None) -> Ints:
+    """The tables with each stage's mean times; memory stays that of each microbatch."""
+    planned = tables.copy()
+    num = tables.shape[2]
+    shape = np.ones(num) if profile is None else np.asarray(profile, dtype=np.float64)
+    if len(shape) != num:
+        raise ScheduleError(f"A profile of {len(shape)}", limit=f"one number for each of {num}")
+    for row in range(5):
+        for stage in range(tables.shape[1]):
+            own = tables[row, stage].tolist()
+            exists = tables[row, stage] > 0
+            total = math.fsum(shape[exists].tolist())
+            if total > 0:
+                planned[row, stage] = np.round(sum(own) / total * shape * exists)
+    return planned
