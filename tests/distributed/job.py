@@ -176,7 +176,7 @@ class Outcome:
         """Tensors as arrays: a pipe hands tensors over by file descriptors that die with a rank."""
         for part in (self.first_gradients, self.parameters):
             for name, tensor in part.items():
-                part[name] = tensor.numpy().copy()  # type: ignore[assignment]
+                part[name] = tensor.float().numpy().copy()  # type: ignore[assignment]
         return self
 
 

@@ -1,0 +1,59 @@
+"""bfloat16: close to one process in the same precision, within the bounds stated in the docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_entrain.runtime.accumulate import GradientAccumulator
+from tests.distributed.job import Job, fit_on_rank
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_equal_to_one_process import relative
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        pytest.param(3, {"llm_stages": 2}, id="1+2 1f1b"),
+        pytest.param(2, {"schedule": "zero_bubble"}, id="1+1 zero bubble"),
+    ],
+)
+def test_bf16(precision: str, devices: int, options: dict[str, Any], tmp_path: Path) -> None:
+    job = Job(
+        num_batches=4,
+        batch_size=12,
+        num_microbatches=4,
+        policy="entrain",
+        trainer={"precision": precision},
+    )
+    one = job.fit(None, 1, tmp_path).to_numpy()
+    ranks = run_ranks(devices, fit_on_rank, job, options, devices, tmp_path)
+    for rank in ranks:
+        np.testing.assert_allclose(rank.losses, one.losses, rtol=5e-3)
+        for name, gradient in rank.first_gradients.items():
+            assert relative(gradient, one.first_gradients[name]) < 5e-2, name
+    reached = {name for rank in ranks for name in rank.first_gradients}
+    assert reached == set(one.first_gradients)
+
+
+def test_small_gradients_do_not_vanish_in_bf16() -> None:
+    parameter = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    sums = {}
+    for full in (True, False):
+        accumulator = GradientAccumulator([parameter], full_precision=full)
+        (parameter * 256.0).sum().backward()
+        for _ in range(100):
+            (parameter * 0.5).sum().backward()
+            accumulator.add(parameter, torch.full_like(parameter, 0.5))
+        (gradient,) = accumulator.take()
+        assert gradient is not None
+        assert parameter.grad is None
+        sums[full] = float(gradient[0])
+        accumulator.remove()
+    assert sums == {True: 356.0, False: 256.0}
