@@ -1,0 +1,127 @@
+"""All options of `entrain-train` in one list: for docs/configuration.md and for suggestions.
+
+`python -m lightning_entrain.config_reference > docs/configuration.md` writes the page.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+
+from lightning_entrain.config import GROUPS, ModuleConf, TrainConf, TrainerConf, describe_range
+
+_INTRO = """# Options of entrain-train
+
+Each is set on the command line as `NAME=VALUE`, a group's choice as `GROUP=CHOICE`. A wrong name
+or type is an error, and so is a value out of range. `entrain-train --cfg job` prints the values
+that a command would use. Own config files go into a folder given with `--config-dir`.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: Dotted name, as on the command line.
+        default: Its default as YAML would show it.
+        meaning: What it does.
+        range: Allowed values; empty for any of the type.
+    """
+
+    name: str
+    default: str
+    meaning: str
+    range: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Options that stand together: of a group's choice, or of one part of the config.
+
+    Attributes:
+        title: Heading.
+        about: One sentence.
+        options: The options.
+    """
+
+    title: str
+    about: str
+    options: tuple[Option, ...]
+
+
+def sections() -> Iterator[Section]:
+    """All sections in the order of the page."""
+    yield _section("Top level", "", TrainConf)
+    yield _section("module", "module.", ModuleConf)
+    yield _section("trainer", "trainer.", TrainerConf)
+    for group, schemas in GROUPS.items():
+        for name, schema in schemas.items():
+            prefix, title = f"{group}.", f"{group}={name}"
+            if group in ("logger", "callbacks"):
+                prefix, title = f"{group}.{name}.", f"{group}.{name}"
+            elif group == "data":
+                title = "data"
+            elif group == "source":
+                prefix, title = "data.source.", f"data={name}"
+            yield _section(title, prefix, schema)
+
+
+def reference_markdown() -> str:
+    """The page docs/configuration.md."""
+    parts = [_INTRO]
+    for section in sections():
+        parts.append(f"\n## {section.title}\n\n{section.about}\n")
+        if not section.options:
+            continue
+        parts.append("\n| option | default | range | meaning |\n| --- | --- | --- | --- |\n")
+        for option in section.options:
+            cells = (f"`{option.name}`", f"`{option.default}`", option.range, option.meaning)
+            parts.append(f"| {' | '.join(cells)} |\n")
+    return "".join(parts)
+
+
+def suggest(overrides: Iterable[str]) -> list[str]:
+    """Known names near the unknown ones in command-line overrides.
+
+    Args:
+        overrides: Arguments such as `strategy.llm_stage=2`.
+    """
+    known = {option.name for section in sections() for option in section.options}
+    known |= {"data", "model", "strategy", "trainer", "logger", "callbacks", "experiment"}
+    found = []
+    for override in overrides:
+        name, equals, _ = override.partition("=")
+        name = name.lstrip("+~")
+        if equals and name not in known and not name.startswith(("hydra.", "-")):
+            found += difflib.get_close_matches(name, sorted(known), n=1)
+    return found
+
+
+def _section(title: str, prefix: str, schema: type) -> Section:
+    options = tuple(_option(prefix, entry) for entry in fields(schema) if _is_option(entry))
+    return Section(title=title, about=(schema.__doc__ or "").strip(), options=options)
+
+
+def _is_option(entry: Field) -> bool:
+    return bool(entry.metadata) and not entry.metadata["meaning"].startswith("Group")
+
+
+def _option(prefix: str, entry: Field) -> Option:
+    default = entry.default
+    if default is MISSING:
+        assert entry.default_factory is not MISSING, "options have a default"
+        default = entry.default_factory()
+    if default is None or isinstance(default, bool):
+        default = {None: "null", True: "true", False: "false"}[default]
+    return Option(
+        name=prefix + entry.name,
+        default=str(default),
+        meaning=entry.metadata["meaning"],
+        range=describe_range(dict(entry.metadata)),
+    )
+
+
+if __name__ == "__main__":
+    print(reference_markdown(), end="")

@@ -1,0 +1,90 @@
+"""What the terminal shows when a run has ended."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from lightning_entrain.train import RunResult
+
+
+def print_report(result: RunResult, console: Console | None = None) -> None:
+    """Print a run's losses, rates, files and the next command to try.
+
+    Args:
+        result: The finished run.
+        console: Where to; standard output if None.
+    """
+    console = console or Console(highlight=False)
+    lines = report_lines(result)
+    width = max(len(name) for name, _ in lines)
+    console.print("\n[bold]Run finished[/bold]")
+    for name, text in lines:
+        line = Text.assemble((f"  {name:<{width}}  ", "bold"), text)
+        console.print(line, soft_wrap=True)
+
+
+def report_lines(result: RunResult) -> list[tuple[str, str]]:
+    """The report as pairs of name and text."""
+    summary = result.summary
+    lines = [("steps", f"{summary.num_steps} on {result.num_devices} process(es)")]
+    if summary.first_loss is not None and summary.last_loss is not None:
+        lines.append(
+            ("train/loss", f"first {summary.first_loss:.4f}, last {summary.last_loss:.4f}")
+        )
+    if summary.samples_per_second is not None and summary.tokens_per_second is not None:
+        lines.append(("samples/s", f"{summary.samples_per_second:.1f}"))
+        lines.append(("tokens/s", f"{summary.tokens_per_second:,.0f}"))
+    lines.append(("run", _short(result.run_dir)))
+    metrics = result.run_dir / "metrics.csv"
+    if metrics.is_file():
+        lines.append(("metrics", _short(metrics)))
+    checkpoint = last_checkpoint(result)
+    if checkpoint is not None:
+        lines.append(("checkpoint", _short(checkpoint)))
+    if result.wandb_url:
+        lines.append(("W&B", result.wandb_url))
+    elif result.wandb_dir is not None:
+        folder = _short(result.wandb_dir)
+        lines.append(("W&B", f"{folder} (offline)"))
+        lines.append(("", f"upload it: wandb sync {shlex.quote(folder)}"))
+    lines.append(("next", next_command(result)))
+    return lines
+
+
+def last_checkpoint(result: RunResult) -> Path | None:
+    """The newest checkpoint that the run wrote, if any."""
+    callback = result.trainer.checkpoint_callback
+    for name in ("last_model_path", "best_model_path"):
+        path = getattr(callback, name, "")
+        if path and Path(path).exists():
+            return Path(path)
+    return None
+
+
+def next_command(result: RunResult) -> str:
+    """A command that builds on this run."""
+    if result.num_devices == 1:
+        return "entrain-train trainer.devices=2"
+    if result.num_devices == 2:
+        return "entrain-train trainer.devices=3 strategy.llm_stages=2"
+    checkpoint = last_checkpoint(result)
+    steps = 2 * max(result.summary.num_steps, 1)
+    if checkpoint is None:
+        return f"entrain-train trainer.max_steps={steps}"
+    path = shlex.quote(_short(checkpoint))
+    return f"entrain-train ckpt_path={path} trainer.max_steps={steps}"
+
+
+def _short(path: Path) -> str:
+    """The path as seen from the current folder where it lies below it."""
+    path = path.absolute()
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,303 @@
+"""The app `entrain-train`: one training run, described by Hydra configs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_entrain.conf_path import conf_dir
+from lightning_entrain.config import num_devices, register_configs, validate
+from lightning_entrain.errors import ConfigError, EntrainError, RankFailedError
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from lightning_entrain.callbacks.summary import RunSummary
+
+
+def main() -> None:
+    """Entry point of `entrain-train`."""
+    register_configs()
+    run = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(_job)
+    try:
+        run()
+    except SystemExit as end:
+        if end.code and not _job_started:
+            _explain_config_error()
+        raise
+
+
+_job_started = False
+
+
+def _explain_config_error() -> None:
+    """Add a remedy to what Hydra printed of an option that it refused."""
+    from lightning_entrain.config_reference import suggest
+
+    names = suggest(sys.argv[1:])
+    remedy = f"did you mean {' or '.join(names)}? " if names else ""
+    print(
+        f"Remedy: {remedy}`entrain-train --help` lists all options; docs/configuration.md tells "
+        "their meaning and range.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _job(config: DictConfig) -> None:
+    """One Hydra job: train, and end with one clear message where that fails."""
+    global _job_started
+    _job_started = True
+    try:
+        result = train(config)
+    except Exception as error:
+        known = user_error(error)
+        if known is None or config.debug or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        if _speaks(known):
+            print(f"Error: {known}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    if result is not None:
+        from lightning_entrain.run_report import print_report
+
+        print_report(result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a finished run leaves behind.
+
+    Attributes:
+        run_dir: Folder of the run.
+        summary: Counts, losses and rates.
+        trainer: The trainer, after its fit.
+        wandb_dir: Folder of the W&B run, if there is one.
+        wandb_url: Address of the W&B run, if it was uploaded.
+        num_devices: Processes of the run.
+    """
+
+    run_dir: Path
+    summary: RunSummary
+    trainer: pl.Trainer
+    wandb_dir: Path | None
+    wandb_url: str | None
+    num_devices: int
+
+
+def train(config: DictConfig) -> RunResult | None:
+    """Run one training job.
+
+    Called in every process of the job. What can fail on its own, the data above all, is done in
+    the launching process before it starts others.
+
+    Args:
+        config: A composed `TrainConf`.
+
+    Returns:
+        The result on rank 0; None on other ranks.
+
+    Raises:
+        EntrainError: For anything the user can mend.
+    """
+    validate(config)
+    devices = num_devices(config)
+    refuse_multirun(devices)
+    ckpt_path = _checkpoint_path(config)
+
+    import lightning.pytorch as pl
+    from hydra.utils import instantiate
+    from lightning.fabric.utilities.rank_zero import _get_rank
+
+    from lightning_entrain.callbacks.summary import RunSummary
+
+    _quieten()
+    _limit_threads(devices)
+    pl.seed_everything(config.seed, workers=True, verbose=False)
+    launching = _get_rank() in (None, 0)
+
+    datamodule = instantiate(config.data)
+    if launching:
+        datamodule.prepare_data()
+    module = build_module(config, datamodule)
+    summary = RunSummary()
+    trainer = build_trainer(config, devices, extra_callbacks=[summary])
+    trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path)
+    wandb_dir, wandb_url = _finish_wandb()
+    if trainer.global_rank != 0:
+        return None
+    return RunResult(
+        run_dir=Path(config.run_dir),
+        summary=summary,
+        trainer=trainer,
+        wandb_dir=wandb_dir,
+        wandb_url=wandb_url,
+        num_devices=devices,
+    )
+
+
+def build_module(config: DictConfig, datamodule: Any) -> pl.LightningModule:
+    """The LightningModule around the configured model, its vocabulary that of the data."""
+    from hydra.utils import instantiate
+
+    tokenizer = datamodule.tokenizer
+    model = instantiate(
+        config.model,
+        vocab_size=tokenizer.vocab_size,
+        image_token_id=tokenizer.image_token_id,
+    )
+    return instantiate(config.module, model=model)
+
+
+def build_trainer(
+    config: DictConfig, devices: int, *, extra_callbacks: list[Any] | None = None
+) -> pl.Trainer:
+    """The configured Trainer, with its strategy, loggers and callbacks."""
+    import lightning.pytorch as pl
+    from hydra.utils import instantiate
+    from lightning.pytorch.callbacks import ProgressBar
+
+    from lightning_entrain.callbacks.progress import progress_callback
+
+    node: dict[str, Any] = {
+        str(name): OmegaConf.to_container(value, resolve=True) if name == "extra" else value
+        for name, value in config.trainer.items()
+    }
+    extra = node.pop("extra")
+    callbacks = [*_instantiate_all(config.callbacks), *(extra_callbacks or [])]
+    if node["enable_progress_bar"]:
+        progress = progress_callback()
+        callbacks.append(progress)
+        node["enable_progress_bar"] = isinstance(progress, ProgressBar)
+    options: dict[str, Any] = {
+        **node,
+        "devices": devices,
+        "strategy": instantiate(config.strategy),
+        "logger": _instantiate_all(config.logger) or False,
+        "callbacks": callbacks,
+        "default_root_dir": str(config.run_dir),
+        "enable_checkpointing": bool(config.callbacks.get("checkpoint")),
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+        "check_val_every_n_epoch": None if node["val_check_interval"] else 1,
+        **extra,
+    }
+    return pl.Trainer(**options)
+
+
+def refuse_multirun(devices: int) -> None:
+    """Refuse a Hydra sweep whose jobs have several processes.
+
+    Raises:
+        ConfigError: If so; the processes of one job would each run the whole sweep.
+    """
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return
+    if devices > 1:
+        raise ConfigError(
+            f"A multirun (-m) with {devices} processes per job",
+            limit="1 process per job",
+            remedy="add strategy=single to the sweep, or start one run per value",
+        )
+
+
+def user_error(error: BaseException) -> Exception | None:
+    """The error that is meant for the user, if there is one behind this exception."""
+    kinds: tuple[type[Exception], ...] = (EntrainError,)
+    if "lightning.fabric" in sys.modules:
+        from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+        kinds = (EntrainError, MisconfigurationException)
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, kinds):
+            return seen
+        seen = seen.__cause__  # Hydra wraps what a target raises
+    return None
+
+
+def _speaks(error: Exception) -> bool:
+    """Whether this process tells of the error: one process does, with the first error."""
+    import torch.distributed as dist
+
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return True
+    # Once the ranks are connected, rank 0 hears of an error elsewhere and reports it.
+    return not isinstance(error, RankFailedError) and not dist.is_initialized()
+
+
+def _instantiate_all(group: DictConfig) -> list[Any]:
+    from hydra.utils import instantiate
+
+    nodes: Iterator[Any] = (node for node in group.values() if node is not None)
+    return [instantiate(node) for node in nodes]
+
+
+def _checkpoint_path(config: DictConfig) -> str | None:
+    if config.ckpt_path is None:
+        return None
+    path = Path(config.ckpt_path).expanduser()
+    if not path.exists():
+        raise ConfigError(
+            f"ckpt_path is {config.ckpt_path!r}",
+            limit="an existing checkpoint",
+            remedy="pass the path that the earlier run printed",
+        )
+    return str(path)
+
+
+def _limit_threads(num_processes: int) -> None:
+    """Share the machine's cores among the processes, unless OMP_NUM_THREADS says otherwise."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max((os.cpu_count() or 1) // num_processes, 1))
+
+
+_NOISE = (
+    "💡 Tip",
+    "GPU available",
+    "TPU available",
+    "`Trainer(limit_val_batches",
+    "Initializing distributed",
+    "-----",
+)
+
+
+def _quieten() -> None:
+    """Drop what Lightning says at every start, whatever the run is, and what does not apply."""
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+    warnings.filterwarnings("ignore", message=r".*does not have many workers")
+    warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists")
+    # Logged values are global already.
+    warnings.filterwarnings("ignore", message=r".*sync_dist=True")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logger = logging.getLogger(name)
+        if not logger.filters:
+            logger.addFilter(lambda record: not record.getMessage().startswith(_NOISE))
+
+
+def _finish_wandb() -> tuple[Path | None, str | None]:
+    """Close the W&B run of this process, and tell where it lies."""
+    wandb = sys.modules.get("wandb")
+    run = getattr(wandb, "run", None)
+    if wandb is None or run is None:
+        return None, None
+    folder, url = Path(run.dir).parent, None if run.offline else run.url
+    wandb.finish()
+    return folder, url
+
+
+if __name__ == "__main__":
+    main()
