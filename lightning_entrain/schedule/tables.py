@@ -79,7 +79,7 @@ def cost_tables(
     tables[:5] = np.round(times[:5] * (TIME_UNITS / (mean or 1.0)))
     largest = float(times[5].max()) if times.size else 0.0
     # Without a cap the sizes do not matter; they only have to stay small.
-    unit = MEMORY_UNITS / (max_bytes or max(largest, 1e-300) * 1024)
+    unit = MEMORY_UNITS / (max_bytes or (largest or 1.0) * 1024)
     # Whatever is far too large stays so without overflow.
     tables[5] = np.minimum(np.ceil(times[5] * unit), 1 << 50)
     tables[6] = np.minimum(np.floor(times[6] * unit), 1 << 50)

@@ -1,0 +1,163 @@
+"""The automatic choice: simulate every schedule that fits the memory, take the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lightning_entrain.errors import ScheduleError
+from lightning_entrain.schedule.list_schedule import tune_list_schedule
+from lightning_entrain.schedule.one_f_one_b import build_1f1b
+from lightning_entrain.schedule.simulate import Link, Simulation, StepCosts, simulate
+from lightning_entrain.schedule.types import Placement, RowCounts, Schedule
+from lightning_entrain.schedule.zero_bubble import Knobs, Tuned, tune_zero_bubble
+
+FAMILIES = ("1f1b", "zero_bubble", "list")
+"""What may be chosen from: "zero_bubble" and "list" split B into I and W."""
+
+_MAX_EAGER = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The fastest schedule and what it was compared with.
+
+    Attributes:
+        name: The winner's name in ``iteration_ms``.
+        tuned: Its schedule, and the order of microbatches it is for.
+        simulation: Its predicted run.
+        iteration_ms: Predicted time per candidate; None where it does not fit the memory.
+    """
+
+    name: str
+    tuned: Tuned
+    simulation: Simulation
+    iteration_ms: Mapping[str, float | None]
+
+
+def choose_schedule(
+    placement: Placement,
+    rows: RowCounts,
+    costs: StepCosts,
+    *,
+    max_bytes: float | None = None,
+    link: Link | None = None,
+    families: Collection[str] = FAMILIES,
+    knobs: Knobs | None = None,
+    profile: Sequence[float] | None = None,
+    may_reorder: bool = True,
+    num_steps: int = 1000,
+    seed: int = 0,
+) -> Choice:
+    """Simulate all candidates that fit into the memory; never worse than any of them.
+
+    Candidates: 1F1B; with deferral also by segment; both with eager forward, one to four
+    microbatches more on encoder stages; zero bubble as ZB-H1 and tuned, where each rank's stages
+    are neighbours; list schedules where some rank has several stages.
+
+    Args:
+        placement: Which rank holds which stages.
+        rows: Rows per microbatch and segment.
+        costs: Predicted times and bytes.
+        max_bytes: Most activation bytes (in the costs' unit) a rank may hold, the same for every
+            rank; None for no cap.
+        link: Transfer times; None for none.
+        families: Subset of :data:`FAMILIES`.
+        knobs: Where tuning starts besides ZB-H1, for example those of :func:`ramp.tune_ramp`.
+        profile: Relative load per microbatch that the samples were assigned to, if not even.
+        may_reorder: Whether tuning may change the microbatches' order (never with deferral).
+        num_steps: Orders that tuning tries.
+        seed: Of the search.
+
+    Raises:
+        ScheduleError: If no candidate fits; says the least memory that would do.
+    """
+    if unknown := set(families) - set(FAMILIES):
+        raise ScheduleError(
+            f"Schedule family {sorted(unknown)[0]!r}", limit=f"some of {', '.join(FAMILIES)}"
+        )
+    options = {
+        "max_bytes": max_bytes,
+        "link": link,
+        "seed": seed,
+        "may_reorder": may_reorder,
+    }
+    best: tuple[str, Tuned, Simulation] | None = None
+    times: dict[str, float | None] = {}
+    for name, make in _candidates(
+        placement, rows, costs, families, knobs, profile, num_steps, options
+    ):
+        try:
+            tuned = make()
+        except ScheduleError:
+            times[name] = None
+            continue
+        found = simulate(
+            tuned.schedule, tuned.reorder_costs(costs), tuned.reorder_rows(rows), link=link
+        )
+        fits = max_bytes is None or max(found.peak_bytes, default=0.0) <= max_bytes * (1 + 1e-6)
+        times[name] = found.iteration_ms if fits else None
+        if fits and (best is None or found.iteration_ms < best[2].iteration_ms):
+            best = name, tuned, found
+    if best is None:
+        least = _least_bytes(placement, rows, costs)
+        raise ScheduleError(
+            f"No schedule fits into {max_bytes:g} activation bytes per rank",
+            limit=f"one microbatch at a time needs {least:g}",
+            remedy="raise the memory budget, or use more, smaller microbatches",
+        )
+    return Choice(name=best[0], tuned=best[1], simulation=best[2], iteration_ms=times)
+
+
+def _candidates(
+    placement: Placement,
+    rows: RowCounts,
+    costs: StepCosts,
+    families: Collection[str],
+    knobs: Knobs | None,
+    profile: Sequence[float] | None,
+    num_steps: int,
+    options: dict[str, Any],
+) -> Iterator[tuple[str, Callable[[], Tuned]]]:
+    """Names and makers, not yet run."""
+    if "1f1b" in families:
+        for split in (False, True) if rows.max_lag else (False,):
+            for extra in range(_MAX_EAGER + 1):
+                name = "1f1b" + ("_split" if split else "") + (f"_eager{extra}" if extra else "")
+                yield name, partial(_one_f_one_b, placement, rows, extra, split)
+    ascending = tuple(sorted(placement.stage_to_rank)) == placement.stage_to_rank
+    if "zero_bubble" in families and ascending:
+        tune = partial(tune_zero_bubble, placement, rows, costs, **options)
+        yield "zero_bubble_static", partial(tune, num_steps=0)
+        yield "zero_bubble_tuned", partial(tune, num_steps=num_steps)
+        if knobs is not None:
+            yield "zero_bubble_hinted", partial(tune, num_steps=num_steps, knobs=knobs)
+    if "list" in families and placement.num_ranks < placement.num_stages:
+        tune = partial(tune_list_schedule, placement, rows, costs, **options)
+        yield "list_tuned", partial(tune, profile=profile, num_steps=num_steps // 5)
+
+
+def _one_f_one_b(placement: Placement, rows: RowCounts, extra: int, split: bool) -> Tuned:
+    num_stages = placement.num_stages
+    caps = [num_stages - s for s in range(num_stages)]
+    for stage in range(placement.num_encoder_stages):
+        caps[stage] += extra
+    schedule = build_1f1b(placement, rows, split_backward=split, caps=caps)
+    return _as_tuned(schedule, rows.num_microbatches)
+
+
+def _as_tuned(schedule: Schedule, num_microbatches: int) -> Tuned:
+    stages = range(schedule.placement.num_stages)
+    knobs = Knobs(
+        warmup=tuple(len(stages) - s for s in stages), weight_delay=tuple(0 for _ in stages)
+    )
+    return Tuned(schedule=schedule, order=tuple(range(num_microbatches)), knobs=knobs)
+
+
+def _least_bytes(placement: Placement, rows: RowCounts, costs: StepCosts) -> float:
+    """Memory of the schedule that begins a microbatch only when it has to."""
+    caps = [1 + rows.max_lag] * placement.num_encoder_stages + [1] * placement.num_llm_stages
+    schedule = build_1f1b(placement, rows, split_backward=True, caps=caps)
+    return max(simulate(schedule, costs, rows).peak_bytes, default=0.0)
