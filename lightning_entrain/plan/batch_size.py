@@ -98,6 +98,9 @@ def find_b_min(
         ConfigError: If work is negative, not finite, empty or all 0.
         InfeasiblePlanError: If there are fewer GPUs than modules.
     """
+    num_trials(alpha, p_error)
+    if max_batch < 1:
+        raise ConfigError(f"max_batch is {max_batch}", limit="at least 1")
     table = _checked_work(work)
     proportional_split(table.sum(axis=0), num_gpus)  # refuses impossible input up front
     generator = np.random.default_rng(seed)

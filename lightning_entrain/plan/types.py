@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -167,7 +168,9 @@ class ParallelPlan:
 
     def to_json(self) -> str:
         """The record as text."""
-        return json.dumps(self.to_dict(), indent=2) + "\n"
+        text = json.dumps(self.to_dict(), indent=2)
+        # Pairs and short lists on one line each: plans are read by people too.
+        return re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m.group().split()), text) + "\n"
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> ParallelPlan:

@@ -1,0 +1,358 @@
+"""The app `entrain-plan`: a parallel plan on a laptop, before a cluster is rented."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_entrain.conf_path import conf_dir
+from lightning_entrain.errors import ConfigError, DataError, EntrainError
+from lightning_entrain.plan.batch_size import (
+    Allocation,
+    BMin,
+    allocation_trials,
+    find_b_min,
+    split_names,
+)
+from lightning_entrain.plan.request import PlanRequest
+from lightning_entrain.plan.search import Evaluate, SearchResult, search_plans
+from lightning_entrain.plan.types import ParallelPlan, Supported
+from lightning_entrain.workload.costs import CostModel, sample_costs
+from lightning_entrain.workload.datasets import raw_sizes
+from lightning_entrain.workload.hardware import Cluster, device
+from lightning_entrain.workload.hf_config import model_shape
+from lightning_entrain.workload.measured import MeasuredCostModel, Profile
+from lightning_entrain.workload.memory import Training
+from lightning_entrain.workload.roofline import AnalyticCostModel
+from lightning_entrain.workload.shapes import ModelShape
+from lightning_entrain.workload.tables import SizeTable
+from lightning_entrain.workload.vision_rules import table_from_raw
+
+
+@dataclass
+class ClusterConf:
+    """The machine."""
+
+    gpu: str = "a100-80"
+    num_gpus: int = 8
+    gpus_per_node: int = 8
+    link_gbps: float | None = None
+    network_gbps: float = 25.0
+
+
+@dataclass
+class DataConf:
+    """The sizes of the samples."""
+
+    name: str = "llava150k"
+    num_samples: int = 20000
+    seed: int = 0
+    sizes: str | None = None
+
+
+@dataclass
+class TrainingConf:
+    """What is trained and how; see :class:`lightning_entrain.workload.memory.Training`."""
+
+    encoder: str = "full"
+    projector: str = "full"
+    llm: str = "full"
+    lora_rank: int = 16
+    precision: str = "bf16-mixed"
+    optimizer: str = "adamw"
+    recompute: bool = False
+
+
+@dataclass
+class BMinConf:
+    """Algorithm 1 and the table of splits per batch size."""
+
+    alpha: float = 0.05
+    p_error: float = 0.05
+    max_batch: int = 8192
+    seed: int = 0
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 16, 64, 256])
+    trials: int | None = None
+
+
+@dataclass
+class PlanConf:
+    """All options of `entrain-plan`; `docs/planning.md` tells their meaning."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    data: DataConf = field(default_factory=DataConf)
+    cluster: ClusterConf = field(default_factory=ClusterConf)
+    training: TrainingConf = field(default_factory=TrainingConf)
+    b_min: BMinConf = field(default_factory=BMinConf)
+    global_batch_size: int = 512
+    dp: int | None = None
+    encoder_tp: int | None = None
+    llm_tp: int | None = None
+    encoder_stages: int | None = None
+    llm_stages: int | None = None
+    microbatch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    deferral: bool = True
+    extra_warmup: int = 0
+    runnable_only: bool = False
+    num_best: int = 6
+    profile: str | None = None
+    allow_other_device: bool = False
+    output: str | None = "plan.json"
+    debug: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """Everything `entrain-plan` tells.
+
+    Attributes:
+        result: Plans, best first; the first carries b_min, trials and proportions.
+        b_min: Result of Algorithm 1.
+        trials: Allocations per batch size.
+        request: What was planned for.
+        warnings: Sentences for the user.
+    """
+
+    result: SearchResult
+    b_min: BMin
+    trials: dict[int, dict[Allocation, int]]
+    request: PlanRequest
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The chosen plan."""
+        return self.result.best
+
+
+def register_configs() -> None:
+    """Make the options' names and types known to Hydra."""
+    ConfigStore.instance().store(name="plan_schema", node=PlanConf)
+
+
+def main() -> None:
+    """Entry point of `entrain-plan`."""
+    register_configs()
+    folder = str(conf_dir() / "planning")
+    hydra.main(version_base="1.3", config_path=folder, config_name="plan")(_job)()
+
+
+def _job(config: DictConfig) -> None:
+    try:
+        choices = HydraConfig.get().runtime.choices
+        report = make_report(config, names={key: str(choices.get(key)) for key in _GROUPS})
+        if config.output:
+            write_plan(Path(config.output), report.plan)
+    except EntrainError as error:
+        if config.debug or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(f"Error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    from lightning_entrain.plan_report import print_report
+
+    print_report(report, output=config.output)
+
+
+_GROUPS = ("model", "data", "cluster")
+
+
+def write_plan(path: Path, plan: ParallelPlan) -> None:
+    """Write a plan whole or not at all.
+
+    Raises:
+        DataError: If the file cannot be written.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(plan.to_json())
+        temporary.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"The plan cannot be written to {path}: {error}", remedy="set output=FILE elsewhere"
+        ) from error
+
+
+def make_report(
+    config: DictConfig | PlanConf,
+    *,
+    names: dict[str, str] | None = None,
+    supported: Supported | None = None,
+    evaluate: Evaluate | None = None,
+) -> PlanReport:
+    """Plan for a composed configuration.
+
+    Args:
+        config: The options.
+        names: Names of the chosen model, data and cluster, for the tables.
+        supported: What the runtime can do; None for what it can do now.
+        evaluate: Predicts the step time of the best few plans, e.g. by simulation.
+
+    Raises:
+        EntrainError: If an option cannot be used or nothing fits.
+    """
+    names = names or {}
+    plain: Any = config if isinstance(config, DictConfig) else OmegaConf.structured(config)
+    model = model_shape(_plain_dict(plain.model), name=names.get("model", ""))
+    cluster = _cluster(plain.cluster)
+    training = Training(**_plain_dict(plain.training))
+    request = PlanRequest(
+        model=model,
+        table=load_table(plain.data, model),
+        cluster=cluster,
+        cost_model=load_cost_model(plain, cluster, training),
+        training=training,
+        global_batch_size=plain.global_batch_size,
+        dp=plain.dp,
+        encoder_tp=plain.encoder_tp,
+        llm_tp=plain.llm_tp,
+        encoder_stages=plain.encoder_stages,
+        llm_stages=plain.llm_stages,
+        microbatch_sizes=_microbatch_sizes(plain.microbatch_sizes),
+        deferral=plain.deferral,
+        extra_warmup=plain.extra_warmup,
+    )
+    if plain.num_best < 1:
+        raise ConfigError(f"num_best is {plain.num_best}", limit="at least 1")
+    result = search_plans(
+        request,
+        supported=supported or Supported(),
+        runnable_only=plain.runnable_only,
+        evaluate=evaluate,
+        num_best=plain.num_best,
+    )
+    return _with_b_min(request, result, plain.b_min, names)
+
+
+def _with_b_min(
+    request: PlanRequest, result: SearchResult, conf: Any, names: dict[str, str]
+) -> PlanReport:
+    best = result.best
+    work = gpu_work(request, encoder_tp=best.encoder_tp, llm_tp=best.llm_tp)
+    gpus = best.gpus_per_replica
+    found = find_b_min(
+        work,
+        gpus,
+        alpha=conf.alpha,
+        p_error=conf.p_error,
+        seed=conf.seed,
+        max_batch=conf.max_batch,
+    )
+    trials = allocation_trials(
+        work, gpus, tuple(conf.batch_sizes), trials=conf.trials, seed=conf.seed
+    )
+    plans = tuple(
+        replace(
+            plan,
+            b_min=found.b_min,
+            proportions=dict(zip(("encoder", "llm"), found.proportions, strict=True)),
+            trials=split_names(trials),
+            data=names.get("data", ""),
+            cluster=names.get("cluster") or plan.cluster,
+        )
+        for plan in result.plans
+    )
+    return PlanReport(
+        result=replace(result, plans=plans),
+        b_min=found,
+        trials=trials,
+        request=request,
+        warnings=_warnings(request, found),
+    )
+
+
+def _warnings(request: PlanRequest, found: BMin) -> tuple[str, ...]:
+    warnings = []
+    if request.global_batch_size < found.b_min:
+        warnings.append(
+            f"The global batch of {request.global_batch_size} samples is smaller than b_min "
+            f"{found.b_min}: single steps may need another split than the plan's"
+        )
+    if not found.stable:
+        first, second = found.competitors[:2]
+        names = [":".join(map(str, item.allocation)) for item in (first, second)]
+        apart = abs(first.relative_time / second.relative_time - 1)
+        warnings.append(
+            f"The share lies on a rounding boundary: batches of {found.b_min} samples ask for "
+            f"{names[0]} or {names[1]} GPUs, whose step times differ by {100 * apart:.1f} %"
+        )
+    return tuple(warnings)
+
+
+def gpu_work(request: PlanRequest, *, encoder_tp: int, llm_tp: int) -> np.ndarray:
+    """GPU-milliseconds per sample in encoder and LLM, ``[num_samples, 2]``.
+
+    Args:
+        request: Model, sizes, cost model, training.
+        encoder_tp: Tensor parallelism of the encoder, which changes its efficiency.
+        llm_tp: The same for the LLM.
+    """
+    costs = sample_costs(
+        request.model,
+        request.table,
+        request.cost_model,
+        request.training,
+        encoder_tp=encoder_tp,
+        llm_tp=llm_tp,
+    )
+    return np.stack([costs.encoder_ms * encoder_tp, costs.llm_ms * llm_tp], axis=1)
+
+
+def load_table(data: Any, model: ModelShape) -> SizeTable:
+    """Sizes of the chosen data under the model's image rule."""
+    if data.sizes:
+        from lightning_entrain.sizes_file import read_sizes
+
+        return read_sizes(data.sizes, model.view_rule)
+    return table_from_raw(raw_sizes(data.name, data.num_samples, data.seed), model.view_rule)
+
+
+def load_cost_model(config: Any, cluster: Cluster, training: Training) -> CostModel:
+    """The measured model if a profile is given, else the analytic one."""
+    if not config.profile:
+        return AnalyticCostModel(device=cluster.device, link_gbps=cluster.link_gbps)
+    path = Path(config.profile)
+    if not path.is_file():
+        raise DataError(f"profile is {config.profile!r}, which is not a file")
+    profile = Profile.from_json(path.read_text())
+    profile.require(
+        device=cluster.device.name, dtype=training.dtype, allow_other=config.allow_other_device
+    )
+    return MeasuredCostModel(profile)
+
+
+def _cluster(conf: Any) -> Cluster:
+    gpu = device(conf.gpu)
+    return Cluster(
+        device=gpu,
+        num_gpus=conf.num_gpus,
+        gpus_per_node=min(conf.gpus_per_node, conf.num_gpus),
+        link_gbps=gpu.link_gbps if conf.link_gbps is None else conf.link_gbps,
+        network_gbps=conf.network_gbps,
+    )
+
+
+def _microbatch_sizes(values: Any) -> tuple[int, ...]:
+    sizes = tuple(int(value) for value in values)
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"microbatch_sizes is {list(sizes)}", limit="at least one, each above 0")
+    return sizes
+
+
+def _plain_dict(config: Any) -> dict[str, Any]:
+    value = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(value, dict)
+    return {str(key): item for key, item in value.items()}
+
+
+if __name__ == "__main__":
+    main()
