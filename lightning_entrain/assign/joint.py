@@ -8,7 +8,8 @@ combined load (see :func:`measures.peak`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lightning_entrain.assign.anneal import Job, Start, run_anneal
@@ -26,12 +27,15 @@ _SPLIT_STEPS_PER_SAMPLE = 50
 
 _EVEN_START = (200, 3)
 _PAPER_START = (500, 3)
+_HOTTER_STARTS = ((1000, 3), (3000, 3), (10_000, 3)) * 4
 _SPLIT = (30, 0)
 """Start and end temperature, as deviations from the target in units of 10^-4 of the mean load.
 
 Two runs, because which is better depends on the data: the cooler keeps the even numbers of samples
-it starts with, the hotter one finds uneven ones.
+it starts with, the hotter one finds uneven ones. The hotter starts serve few samples, each of
+which weighs much.
 """
+_FEW_SAMPLES = 32
 
 
 def assign_joint(problem: Problem) -> tuple[ReplicaAssignment, ...]:
@@ -123,19 +127,34 @@ def search_replica(
     paper_start = _slots(paper, ids)
     even = _even_start(job)
     first = even if job.fits(even) else paper_start
+    runs = [(first, _EVEN_START, steps), (paper_start, _PAPER_START, steps)]
+    if len(ids) <= _FEW_SAMPLES:
+        runs += [(first, hotter, steps // 4) for hotter in _HOTTER_STARTS]
     ends = [
-        run_anneal(job, first, _EVEN_START, steps, mix(seed, 1)),
-        run_anneal(job, paper_start, _PAPER_START, steps, mix(seed, 2)),
+        run_anneal(job, start, temperatures, num_steps, mix(seed, number))
+        for number, (start, temperatures, num_steps) in enumerate(runs)
     ]
-    best = _record(job, min(ends, key=lambda end: end.score))
+    found = [_record(job, end) for end in sorted(ends, key=lambda end: end.score)]
     if problem.ramp is not None or not is_paper:
-        return best
-    if _never_worse(problem, (best,), (paper,)):
-        return best
-    ceiling = job.ceiling(paper_start)
-    held = run_anneal(job, paper_start, _EVEN_START, steps, mix(seed, 3), ceiling=ceiling)
-    best = _record(job, held)
-    return best if _never_worse(problem, (best,), (paper,)) else paper
+        return found[0]
+    for candidate in itertools.chain(found, _held_runs(job, paper, steps, seed)):
+        if _never_worse(problem, (candidate,), (paper,)):
+            return candidate
+    return paper
+
+
+def _held_runs(
+    job: Job, paper: ReplicaAssignment, num_steps: int, seed: int
+) -> Iterator[ReplicaAssignment]:
+    """Runs that never exceed the largest combined load of the paper's; best first."""
+    start = _slots(paper, job.samples)
+    ceiling = max(1, job.ceiling(start))
+    ends = [
+        run_anneal(job, start, temperatures, num_steps, mix(seed, -number), ceiling=ceiling)
+        for number, temperatures in enumerate((_EVEN_START, *_HOTTER_STARTS), start=1)
+    ]
+    for end in sorted(ends, key=lambda end: end.score):
+        yield _record(job, end)
 
 
 def _paper_start(problem: Problem, samples: Sequence[int]) -> tuple[ReplicaAssignment, bool]:
