@@ -206,8 +206,15 @@ def test_unverified_families_and_other_structures_are_refused():
 def test_names_and_generation_stay_hugging_face():
     model = make_model()
     names = list(model.state_dict())
-    prompt = torch.randint(3, IMAGE, (1, 7))
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    prompt = torch.randint(3, IMAGE, (2, 7))
+    padding = torch.ones_like(prompt)
+    padding[0, :3] = 0
+    options = {
+        "attention_mask": padding,
+        "max_new_tokens": 5,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     expected = model.generate(prompt, **options)
     llm = DecoderLlm(model, image_token_id=IMAGE)
     assert list(llm.state_dict()) == names
