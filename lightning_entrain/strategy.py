@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from collections.abc import Callable, Generator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,9 +23,11 @@ from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies.parallel import ParallelStrategy
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 from torch import Tensor
@@ -52,6 +57,10 @@ from lightning_entrain.runtime.groups import PipelineGroups, create_groups
 from lightning_entrain.runtime.launcher import EntrainLauncher, die_with_parent
 from lightning_entrain.runtime.partition import ModelPartition, find_model
 from lightning_entrain.runtime.schedules import check_schedule
+from lightning_entrain.runtime.signals import REQUEUE, StopRequest
+
+INTERRUPTED = "interrupted.ckpt"
+"""Name of the checkpoint that is saved when a job is asked to stop."""
 
 _Result = TypeVar("_Result")
 _WIRE_DTYPES = {
@@ -76,6 +85,7 @@ class EntrainStrategy(ParallelStrategy):
             per replica, that device runs all stages.
         schedule: ``"1f1b"``, ``"1f1b_split"``, ``"1f1b_eager"`` or ``"zero_bubble"``.
         timeout_seconds: How long a message or collective may take before the job ends.
+        stop_seconds: How long a rank may take to finish its step and save after SIGTERM.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
         cluster_environment: Overrides Lightning's choice.
         checkpoint_io: Overrides Lightning's choice.
@@ -96,6 +106,7 @@ class EntrainStrategy(ParallelStrategy):
         *,
         schedule: str = "1f1b",
         timeout_seconds: float = 600.0,
+        stop_seconds: float = 60.0,
         process_group_backend: str | None = None,
         accelerator: pl.accelerators.Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
@@ -103,8 +114,9 @@ class EntrainStrategy(ParallelStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
     ) -> None:
-        if timeout_seconds <= 0:
-            raise ConfigError(f"timeout_seconds is {timeout_seconds}", limit="more than 0")
+        for name, seconds in (("timeout_seconds", timeout_seconds), ("stop_seconds", stop_seconds)):
+            if seconds <= 0:
+                raise ConfigError(f"{name} is {seconds}", limit="more than 0")
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -127,6 +139,8 @@ class EntrainStrategy(ParallelStrategy):
         self._optimizer_layouts: list[OptimizerLayout] = []
         self._watch: FaultWatch | None = None
         self._engine: PipelineEngine | None = None
+        self._stop_seconds = stop_seconds
+        self._stop_request: StopRequest | None = None
 
     # --- who is where -----------------------------------------------------------------------
 
@@ -288,6 +302,8 @@ class EntrainStrategy(ParallelStrategy):
 
     def _attach_engine(self) -> None:
         assert self._partition is not None
+        if self.is_distributed and self._stop_request is None:
+            self._stop_request = self._make_stop_request()
         self._engine = PipelineEngine(
             self._partition.model,
             self.layout,
@@ -296,6 +312,7 @@ class EntrainStrategy(ParallelStrategy):
             device=self.root_device,
             schedule=self._schedule,
             wire_dtype=_WIRE_DTYPES[str(self.precision_plugin.precision)],
+            stop_request=self._stop_request,
         )
         self._partition.model.attach_engine(self._engine)
 
@@ -394,9 +411,44 @@ class EntrainStrategy(ParallelStrategy):
         finally:
             self._accumulating = False
 
+    def _make_stop_request(self) -> StopRequest:
+        environment = self.cluster_environment
+        requeue = None
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            requeue = environment.requeue_signal or signal.SIGUSR1
+        return StopRequest(self._stop_seconds, requeue)
+
+    def on_train_start(self) -> None:
+        """Take SIGTERM over from Lightning, whose handler starts a collective at once."""
+        if self._stop_request is not None and threading.current_thread() is threading.main_thread():
+            self._stop_request.install()
+
+    def _heed_stop(self) -> None:
+        """After a step in which the ranks agreed to stop, let Lightning end the loop."""
+        if self._engine is not None and self._engine.stop_agreed:
+            assert self.lightning_module is not None
+            self.lightning_module.trainer._signal_connector.received_sigterm = True
+
+    def _save_and_leave(self) -> None:
+        """All ranks come here after the same step."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        assert self._engine is not None
+        if self._engine.stop_agreed == REQUEUE:
+            handle = trainer._signal_connector._slurm_sigusr_handler_fn
+            handle(signal.SIGUSR1, None)  # type: ignore[arg-type]
+            return
+        saver = trainer.checkpoint_callback
+        folder = getattr(saver, "dirpath", None) or trainer.default_root_dir
+        path = os.path.join(folder, INTERRUPTED)
+        trainer.save_checkpoint(path)
+        rank_zero_info(f"Stopped on request after step {trainer.global_step}; saved {path}")
+
     def _reporting(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
         try:
-            return step(*args, **kwargs)
+            result = step(*args, **kwargs)
+            self._heed_stop()
+            return result
         except Exception as error:
             self._raise_first(error)
             raise
@@ -488,7 +540,10 @@ class EntrainStrategy(ParallelStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other ranks, so that all end together."""
-        if self._watch is not None:
+        if isinstance(exception, SIGTERMException):
+            if self._engine is not None and self._engine.stop_agreed:
+                self._save_and_leave()
+        elif self._watch is not None:
             self._watch.report(exception)
         super().on_exception(exception)
 
@@ -499,6 +554,9 @@ class EntrainStrategy(ParallelStrategy):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        if self._stop_request is not None:
+            self._stop_request.remove()
+            self._stop_request = None
         super().teardown()
 
 

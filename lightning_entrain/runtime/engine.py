@@ -19,6 +19,7 @@ from lightning_entrain.runtime.executor import Executor
 from lightning_entrain.runtime.groups import PipelineGroups
 from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.schedules import SCHEDULES, check_schedule
+from lightning_entrain.runtime.signals import StopRequest
 from lightning_entrain.runtime.state import StepSums
 from lightning_entrain.runtime.transfer import DTYPES, Transfers
 from lightning_entrain.runtime.weight_store import WeightStore
@@ -45,8 +46,10 @@ class PipelineEngine:
         schedule: Name of the training schedule, see :data:`SCHEDULES`.
         wire_dtype: Name of the type of boundary tensors.
         full_precision_gradients: Add up the gradients of low-precision parameters in float32.
+        stop_request: A wish to end the job, shared with all ranks at every step.
 
     Attributes:
+        stop_agreed: What all ranks know of such wishes since the last step; 0 for none.
         last_program: The schedule of the last step.
         last_recorder: When its actions ran on this rank.
     """
@@ -62,6 +65,7 @@ class PipelineEngine:
         schedule: str = "1f1b",
         wire_dtype: str = "float32",
         full_precision_gradients: bool = True,
+        stop_request: StopRequest | None = None,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -86,6 +90,8 @@ class PipelineEngine:
             weight_store=self._weight_store,
         )
         self._columns = model.boundary_columns(len(layout.encoder_ranges), len(layout.llm_ranges))
+        self._stop_request = stop_request
+        self.stop_agreed = 0
         self.last_program: Program | None = None
         self.last_recorder: StepRecorder | None = None
 
@@ -171,13 +177,14 @@ class PipelineEngine:
         if self._groups.control is None:
             return
         text = f"{batch.assignment.digest()} {batch.num_label_tokens} {batch.sizes}"
-        own = torch.tensor(
-            [self._replica, _short_hash(text), _short_hash(program.schedule.digest())]
-        )
+        stop = self._stop_request.kind if self._stop_request is not None else 0
+        schedule = _short_hash(program.schedule.digest())
+        own = torch.tensor([self._replica, _short_hash(text), schedule, stop])
         found = [torch.empty_like(own) for _ in range(self._layout.world_size)]
         dist.all_gather(found, own, group=self._groups.control)
         rows = [row.tolist() for row in found]
-        for rank, (replica, assignment, schedule) in enumerate(rows):
+        self.stop_agreed = max(row[3] for row in rows)
+        for rank, (replica, assignment, schedule, _) in enumerate(rows):
             first = self._layout.num_ranks * replica
             _require_equal(rank, 0, "assignment of the global batch", assignment, rows[0][1])
             _require_equal(rank, first, "schedule of the replica", schedule, rows[first][2])

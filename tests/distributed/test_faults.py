@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_entrain.strategy import EntrainStrategy
+from lightning_entrain.strategy import INTERRUPTED, EntrainStrategy
 from tests.distributed.job import Job, Module
 from tests.distributed.ranks import Ranks
 
@@ -31,6 +31,10 @@ class Failing(Module):
                 raise ValueError(f"planted on rank {self.rank}")
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if self.how == "hang":
+                time.sleep(1000)
         return super().training_step(batch, batch_idx)
 
 
@@ -92,3 +96,25 @@ def test_ranks_that_plan_differently_stop_before_anything_is_sent(tmp_path: Path
     outcomes, _ = end_together(DisagreeingJob(), 2, {}, tmp_path)
     for _, text in outcomes:
         assert "RuntimeMismatchError: Rank 1 has another assignment of the global batch" in text
+
+
+def test_a_rank_that_hangs_ends_all(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    job = FailingJob()
+    job.rank, job.how = 1, "hang"
+    _, text = end_together(job, 3, {"llm_stages": 2, "timeout_seconds": 3}, tmp_path)
+    assert "failed first: RuntimeError" in text + capfd.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_sigterm_on_any_rank_saves_and_leaves(rank: int, tmp_path: Path) -> None:
+    job = FailingJob()
+    job.rank, job.how = rank, "terminate"
+    outcomes = Ranks(3, fit, job, {"llm_stages": 2}, 3, tmp_path).outcomes()
+    assert [text.split(":")[0] for _, text in outcomes] == ["SIGTERMException"] * 3
+    saved = torch.load(tmp_path / INTERRUPTED, weights_only=True)
+    assert saved["global_step"] == Failing.step + 1
+
+    whole = Job().fit(None, 1, tmp_path)
+    rest = Job(ckpt_path=str(tmp_path / INTERRUPTED), skip_batches=Failing.step + 1)
+    resumed = rest.fit(None, 1, tmp_path)
+    assert resumed.losses == pytest.approx(whole.losses[Failing.step + 1 :], rel=1e-5)
