@@ -26,14 +26,16 @@ _LEAST_STEPS = 20_000
 _SPLIT_STEPS_PER_SAMPLE = 50
 
 _EVEN_START = (200, 3)
-_PAPER_START = (500, 3)
+_LAG_START = (60, 3)
+_PAPER_START = (600, 5)
 _HOTTER_STARTS = ((1000, 3), (3000, 3), (10_000, 3)) * 4
 _SPLIT = (30, 0)
 """Start and end temperature, as deviations from the target in units of 10^-4 of the mean load.
 
-Two runs, because which is better depends on the data: the cooler keeps the even numbers of samples
-it starts with, the hotter one finds uneven ones. The hotter starts serve few samples, each of
-which weighs much.
+Two runs, because which is better depends on the data. One keeps the even numbers of samples it
+starts with and finds places without lag first: a lag through all microbatches in a row, once there,
+takes many steps to undo. The other starts from the paper's places, hotter, and finds uneven
+numbers. The hotter starts serve few samples, each of which weighs much.
 """
 _FEW_SAMPLES = 32
 
@@ -117,8 +119,8 @@ def search_replica(
         AssignmentError: If the token cap leaves no room.
     """
     paper, is_paper = _paper_start(problem, samples)
-    if not samples:
-        return paper
+    if not any(problem.encoder_units[i] or problem.llm_units[i] for i in samples):
+        return paper  # Nothing to balance.
     images, texts = problem.split_images(samples)
     ids = images + texts
     job = Job(problem=problem, samples=ids, num_images=len(images), num_bins=paper.num_microbatches)
@@ -127,13 +129,15 @@ def search_replica(
     paper_start = _slots(paper, ids)
     even = _even_start(job)
     first = even if job.fits(even) else paper_start
-    runs = [(first, _EVEN_START, steps), (paper_start, _PAPER_START, steps)]
-    if len(ids) <= _FEW_SAMPLES:
-        runs += [(first, hotter, steps // 4) for hotter in _HOTTER_STARTS]
     ends = [
-        run_anneal(job, start, temperatures, num_steps, mix(seed, number))
-        for number, (start, temperatures, num_steps) in enumerate(runs)
+        _even_run(job, first, steps, seed),
+        run_anneal(job, paper_start, _PAPER_START, steps, mix(seed, 1)),
     ]
+    if len(ids) <= _FEW_SAMPLES:
+        ends += [
+            run_anneal(job, first, temperatures, steps // 4, mix(seed, number))
+            for number, temperatures in enumerate(_HOTTER_STARTS, start=2)
+        ]
     found = [_record(job, end) for end in sorted(ends, key=lambda end: end.score)]
     if problem.ramp is not None or not is_paper:
         return found[0]
@@ -141,6 +145,14 @@ def search_replica(
         if _never_worse(problem, (candidate,), (paper,)):
             return candidate
     return paper
+
+
+def _even_run(job: Job, start: Start, num_steps: int, seed: int) -> Start:
+    if job.problem.max_lag == 0:
+        return run_anneal(job, start, _EVEN_START, num_steps, mix(seed, 0))
+    together = replace(job, problem=replace(job.problem, max_lag=0))
+    half = run_anneal(together, start, _EVEN_START, num_steps // 2, mix(seed, 0))
+    return run_anneal(job, half, _LAG_START, num_steps // 2, mix(seed, 0, 0))
 
 
 def _held_runs(

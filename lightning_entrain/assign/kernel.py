@@ -23,7 +23,13 @@ Numbers = MutableSequence[int]
 
 
 def _jit(function: _Function) -> _Function:
-    return function if njit is None else njit(cache=True, nogil=True, forceinline=True)(function)
+    if njit is None:
+        return function
+    options = {"nogil": True, "forceinline": True}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # No place to write a cache: compile once per process.
+        return njit(**options)(function)
 
 
 MULTIPLIER = 698769069

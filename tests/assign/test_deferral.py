@@ -13,8 +13,11 @@ FIGURE_8 = [[3], [4], [6, 2], [3, 3], [6], [6, 3]]
 
 @pytest.mark.parametrize(
     ("over", "under", "value"),
-    [(3, 1, 6), (4, 1, 6), (6, 1, 6), (3, 2, 6), (4, 2, 6), (6, 2, 7), (3, 5, 8), (4, 5, 6)]
-    + [(6, 5, 9)],
+    [
+        *[(3, 1, 6), (4, 1, 6), (6, 1, 6)],
+        *[(3, 2, 6), (4, 2, 6), (6, 2, 7)],
+        *[(3, 5, 8), (4, 5, 6), (6, 5, 9)],
+    ],
 )
 def test_pair_values_of_figure_9(over: int, under: int, value: int) -> None:
     assert defer_pairwise([FIGURE_8[over - 1], FIGURE_8[under - 1]]).bottleneck == value

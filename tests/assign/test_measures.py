@@ -102,7 +102,7 @@ def test_measures_per_replica_and_across() -> None:
 
 def test_loads_without_costs_are_refused() -> None:
     bare = Assignment(replicas=(ReplicaAssignment(encoder=((0,),), llm=((0,),)),), policy="x")
-    with pytest.raises(AssignmentError, match="holds no llm costs.*Remedy"):
+    with pytest.raises(AssignmentError, match=r"holds no llm costs.*Remedy"):
         bare.llm_loads(0)
 
 
