@@ -5,31 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Generator, Mapping
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.fabric.utilities.distributed import (
-    _get_default_process_group_backend_for_device,
-    _init_dist_connection,
-    _sync_ddp_if_available,
-)
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
-from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies.parallel import ParallelStrategy
-from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -43,21 +31,21 @@ from lightning_entrain.checkpoint import (
     record_layout,
 )
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
-from lightning_entrain.errors import ConfigError, RankFailedError
+from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.entrain_model import EntrainModel, check_label_count
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.runtime.engine import PipelineEngine
-from lightning_entrain.runtime.faults import FaultWatch
 from lightning_entrain.runtime.gradients import (
     copy_from_first_replica,
     global_norm,
     sum_over_replicas,
 )
 from lightning_entrain.runtime.groups import PipelineGroups, create_groups
-from lightning_entrain.runtime.launcher import EntrainLauncher, die_with_parent
+from lightning_entrain.runtime.launcher import EntrainLauncher
 from lightning_entrain.runtime.partition import ModelPartition, find_model
+from lightning_entrain.runtime.ranks import RankStrategy
 from lightning_entrain.runtime.schedules import check_schedule
-from lightning_entrain.runtime.signals import REQUEUE, StopRequest
+from lightning_entrain.runtime.signals import REQUEUE
 
 INTERRUPTED = "interrupted.ckpt"
 """Name of the checkpoint that is saved when a job is asked to stop."""
@@ -71,7 +59,7 @@ _WIRE_DTYPES = {
 }
 
 
-class EntrainStrategy(ParallelStrategy):
+class EntrainStrategy(RankStrategy):
     """Trains a vision-language model as a pipeline whose first stages hold the encoder.
 
     The LightningModule stays plain: it holds one :class:`EntrainModel` and its ``training_step``
@@ -114,10 +102,10 @@ class EntrainStrategy(ParallelStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
     ) -> None:
-        for name, seconds in (("timeout_seconds", timeout_seconds), ("stop_seconds", stop_seconds)):
-            if seconds <= 0:
-                raise ConfigError(f"{name} is {seconds}", limit="more than 0")
         super().__init__(
+            timeout_seconds=timeout_seconds,
+            stop_seconds=stop_seconds,
+            process_group_backend=process_group_backend,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -131,34 +119,13 @@ class EntrainStrategy(ParallelStrategy):
         self._llm_stages = llm_stages
         self._replicas = replicas
         self._schedule = check_schedule(schedule)
-        self._timeout = timedelta(seconds=timeout_seconds)
-        self._process_group_backend = process_group_backend
-        self.num_nodes = 1
         self._partition: ModelPartition | None = None
         self._groups = PipelineGroups()
         self._optimizer_layouts: list[OptimizerLayout] = []
-        self._watch: FaultWatch | None = None
         self._engine: PipelineEngine | None = None
-        self._stop_seconds = stop_seconds
-        self._stop_request: StopRequest | None = None
+        self._accumulating = False
 
     # --- who is where -----------------------------------------------------------------------
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this rank."""
-        assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank]
-
-    @property
-    def num_processes(self) -> int:
-        """Ranks on this node."""
-        return len(self.parallel_devices) if self.parallel_devices is not None else 0
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether there is more than one rank; Lightning reduces logged values only then."""
-        return self.num_processes * self.num_nodes > 1
 
     @property
     def num_replicas(self) -> int:
@@ -210,35 +177,6 @@ class EntrainStrategy(ParallelStrategy):
         if isinstance(module, pl.LightningModule) and self._partition is None:
             with contextlib.suppress(_NoModelYet):
                 ModelPartition.plan(_existing_model(module), self._request(), module=module)
-
-    def set_world_ranks(self) -> None:
-        """Tell the cluster environment and Lightning which rank this is."""
-        if self.cluster_environment is not None:
-            rank = self.node_rank * self.num_processes + self.local_rank
-            self.cluster_environment.set_global_rank(rank)
-            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
-
-    def setup_environment(self) -> None:
-        """Connect the ranks."""
-        super().setup_environment()
-        die_with_parent()
-        self.set_world_ranks()
-        if not self.is_distributed or dist.is_initialized():
-            return
-        reset_seed()
-        assert self.cluster_environment is not None
-        backend = self._process_group_backend or _get_default_process_group_backend_for_device(
-            self.root_device
-        )
-        # No device_id: NCCL would then split the world communicator once per channel.
-        _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout)
-        self._watch = FaultWatch(
-            self.global_rank,
-            self.cluster_environment.main_address,
-            self.cluster_environment.main_port,
-        )
-        self._watch.start()
 
     # --- set-up -----------------------------------------------------------------------------
 
@@ -302,8 +240,6 @@ class EntrainStrategy(ParallelStrategy):
 
     def _attach_engine(self) -> None:
         assert self._partition is not None
-        if self.is_distributed and self._stop_request is None:
-            self._stop_request = self._make_stop_request()
         self._engine = PipelineEngine(
             self._partition.model,
             self.layout,
@@ -368,22 +304,6 @@ class EntrainStrategy(ParallelStrategy):
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the user's ``training_step``; an error is told to all ranks at once."""
-        return self._reporting(super().training_step, *args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the user's ``validation_step``; an error is told to all ranks at once."""
-        return self._reporting(super().validation_step, *args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the user's ``test_step``; an error is told to all ranks at once."""
-        return self._reporting(super().test_step, *args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the user's ``predict_step``; an error is told to all ranks at once."""
-        return self._reporting(super().predict_step, *args, **kwargs)
-
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -400,8 +320,6 @@ class EntrainStrategy(ParallelStrategy):
         self.post_backward(loss)
         return loss
 
-    _accumulating = False
-
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
         """Inside, gradients stay on their replica; used while accumulating."""
@@ -411,23 +329,13 @@ class EntrainStrategy(ParallelStrategy):
         finally:
             self._accumulating = False
 
-    def _make_stop_request(self) -> StopRequest:
-        environment = self.cluster_environment
-        requeue = None
-        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-            requeue = environment.requeue_signal or signal.SIGUSR1
-        return StopRequest(self._stop_seconds, requeue)
-
-    def on_train_start(self) -> None:
-        """Take SIGTERM over from Lightning, whose handler starts a collective at once."""
-        if self._stop_request is not None and threading.current_thread() is threading.main_thread():
-            self._stop_request.install()
-
-    def _heed_stop(self) -> None:
-        """After a step in which the ranks agreed to stop, let Lightning end the loop."""
+    def _told_to_all(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        """Run a step; if the ranks agreed to stop in it, let Lightning end the loop after it."""
+        result = super()._told_to_all(step, *args, **kwargs)
         if self._engine is not None and self._engine.stop_agreed:
             assert self.lightning_module is not None
             self.lightning_module.trainer._signal_connector.received_sigterm = True
+        return result
 
     def _save_and_leave(self) -> None:
         """All ranks come here after the same step."""
@@ -443,48 +351,6 @@ class EntrainStrategy(ParallelStrategy):
         path = os.path.join(folder, INTERRUPTED)
         trainer.save_checkpoint(path)
         rank_zero_info(f"Stopped on request after step {trainer.global_step}; saved {path}")
-
-    def _reporting(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-        try:
-            result = step(*args, **kwargs)
-            self._heed_stop()
-            return result
-        except Exception as error:
-            self._raise_first(error)
-            raise
-
-    def _raise_first(self, error: BaseException) -> None:
-        """Report this rank's error; if another rank was first, raise that one's."""
-        if self._watch is None:
-            return
-        self._watch.report(error)
-        first = self._watch.first_error()
-        if first is not None and first[0] != self.global_rank:
-            raise RankFailedError(first[1]) from error
-
-    # --- collectives ------------------------------------------------------------------------
-
-    def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks."""
-        if dist.is_initialized():
-            if dist.get_backend() == "nccl":
-                dist.barrier(device_ids=[self.root_device.index])
-            else:
-                dist.barrier()
-
-    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
-        """Send an object from one rank to all."""
-        if not dist.is_initialized():
-            return obj
-        box = [obj]
-        dist.broadcast_object_list(box, src)
-        return box[0]
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over all ranks."""
-        if isinstance(tensor, Tensor):
-            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
-        return tensor
 
     # --- checkpoints ------------------------------------------------------------------------
 
@@ -539,12 +405,10 @@ class EntrainStrategy(ParallelStrategy):
     # --- the end ----------------------------------------------------------------------------
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the other ranks, so that all end together."""
-        if isinstance(exception, SIGTERMException):
-            if self._engine is not None and self._engine.stop_agreed:
-                self._save_and_leave()
-        elif self._watch is not None:
-            self._watch.report(exception)
+        """Save if the ranks agreed to stop; otherwise tell the others, so that all end."""
+        stopped = self._engine is not None and self._engine.stop_agreed
+        if stopped and isinstance(exception, SIGTERMException):
+            self._save_and_leave()
         super().on_exception(exception)
 
     def teardown(self) -> None:
@@ -554,9 +418,6 @@ class EntrainStrategy(ParallelStrategy):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        if self._stop_request is not None:
-            self._stop_request.remove()
-            self._stop_request = None
         super().teardown()
 
 

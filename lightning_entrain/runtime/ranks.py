@@ -1,0 +1,188 @@
+"""The ranks of a job as Lightning sees them: connection, collectives, faults, requests to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.distributed import (
+    _get_default_process_group_backend_for_device,
+    _init_dist_connection,
+    _sync_ddp_if_available,
+)
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies.parallel import ParallelStrategy
+from lightning.pytorch.strategies.strategy import TBroadcast
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+from lightning_entrain.errors import ConfigError, RankFailedError
+from lightning_entrain.runtime.faults import FaultWatch
+from lightning_entrain.runtime.launcher import die_with_parent
+from lightning_entrain.runtime.signals import StopRequest
+
+_Result = TypeVar("_Result")
+
+
+class RankStrategy(ParallelStrategy):
+    """Processes that work, fail and stop together; knows nothing of models.
+
+    Args:
+        timeout_seconds: How long a message or collective may take before the job ends.
+        stop_seconds: How long a rank may take to finish its step and save after SIGTERM.
+        process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
+        options: As of Lightning's ParallelStrategy.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float,
+        stop_seconds: float,
+        process_group_backend: str | None,
+        **options: Any,
+    ) -> None:
+        for name, seconds in (("timeout_seconds", timeout_seconds), ("stop_seconds", stop_seconds)):
+            if not seconds > 0:
+                raise ConfigError(f"{name} is {seconds}", limit="more than 0")
+        super().__init__(**options)
+        self.num_nodes = 1
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._stop_seconds = stop_seconds
+        self._process_group_backend = process_group_backend
+        self._watch: FaultWatch | None = None
+        self._stop_request: StopRequest | None = None
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank."""
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks on this node."""
+        return len(self.parallel_devices) if self.parallel_devices is not None else 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is more than one rank; Lightning reduces logged values only then."""
+        return self.num_processes * self.num_nodes > 1
+
+    def set_world_ranks(self) -> None:
+        """Tell the cluster environment and Lightning which rank this is."""
+        if self.cluster_environment is not None:
+            rank = self.node_rank * self.num_processes + self.local_rank
+            self.cluster_environment.set_global_rank(rank)
+            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+
+    def setup_environment(self) -> None:
+        """Connect the ranks."""
+        super().setup_environment()
+        die_with_parent()
+        self.set_world_ranks()
+        if not self.is_distributed:
+            return
+        assert self.cluster_environment is not None
+        if not dist.is_initialized():
+            reset_seed()
+            backend = self._process_group_backend or _get_default_process_group_backend_for_device(
+                self.root_device
+            )
+            # No device_id: NCCL would then split the world communicator once per channel.
+            _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout)
+        if self._watch is None:
+            self._watch = FaultWatch(
+                self.global_rank,
+                self.cluster_environment.main_address,
+                self.cluster_environment.main_port,
+            )
+            self._watch.start()
+        if self._stop_request is None:
+            self._stop_request = StopRequest(self._stop_seconds, self._requeue_signal())
+
+    def _requeue_signal(self) -> signal.Signals | None:
+        environment = self.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            return environment.requeue_signal or signal.SIGUSR1
+        return None
+
+    def on_train_start(self) -> None:
+        """Take SIGTERM over from Lightning, whose handler starts a collective at once."""
+        if self._stop_request is not None and threading.current_thread() is threading.main_thread():
+            self._stop_request.install()
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks."""
+        if dist.is_initialized():
+            if dist.get_backend() == "nccl":
+                dist.barrier(device_ids=[self.root_device.index])
+            else:
+                dist.barrier()
+
+    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
+        """Send an object from one rank to all."""
+        if not dist.is_initialized():
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, src)
+        return box[0]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a tensor over all ranks."""
+        if isinstance(tensor, Tensor):
+            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+        return tensor
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``training_step``; an error is told to all ranks at once."""
+        return self._told_to_all(super().training_step, *args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``validation_step``; an error is told to all ranks at once."""
+        return self._told_to_all(super().validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``test_step``; an error is told to all ranks at once."""
+        return self._told_to_all(super().test_step, *args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``predict_step``; an error is told to all ranks at once."""
+        return self._told_to_all(super().predict_step, *args, **kwargs)
+
+    def _told_to_all(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        try:
+            return step(*args, **kwargs)
+        except Exception as error:
+            self._raise_first(error)
+            raise
+
+    def _raise_first(self, error: BaseException) -> None:
+        """Report this rank's error; if another rank was first, raise that one's."""
+        if self._watch is None:
+            return
+        self._watch.report(error)
+        first = self._watch.first_error()
+        if first is not None and first[0] != self.global_rank:
+            raise RankFailedError(first[1]) from error
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other ranks, so that all end together."""
+        if self._watch is not None and not isinstance(exception, SIGTERMException):
+            self._watch.report(exception)
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        """Give signals back; the ranks stay connected for a further fit or validate."""
+        if self._stop_request is not None:
+            self._stop_request.remove()
+            self._stop_request = None
+        super().teardown()
