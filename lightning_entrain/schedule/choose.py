@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from lightning_entrain.errors import ScheduleError
 from lightning_entrain.schedule.list_schedule import tune_list_schedule
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.simulate import Link, Simulation, StepCosts, simulate
+from lightning_entrain.schedule.tables import MaxBytes, per_rank
 from lightning_entrain.schedule.types import Placement, RowCounts, Schedule
 from lightning_entrain.schedule.zero_bubble import Knobs, Tuned, tune_zero_bubble
 
@@ -42,7 +44,7 @@ def choose_schedule(
     rows: RowCounts,
     costs: StepCosts,
     *,
-    max_bytes: float | None = None,
+    max_bytes: MaxBytes = None,
     link: Link | None = None,
     families: Collection[str] = FAMILIES,
     knobs: Knobs | None = None,
@@ -61,8 +63,8 @@ def choose_schedule(
         placement: Which rank holds which stages.
         rows: Rows per microbatch and segment.
         costs: Predicted times and bytes.
-        max_bytes: Most activation bytes (in the costs' unit) a rank may hold, the same for every
-            rank; None for no cap.
+        max_bytes: Most activation bytes (in the costs' unit) a rank may hold: one number for
+            all, one per rank, or None for no cap.
         link: Transfer times; None for none.
         families: Subset of :data:`FAMILIES`.
         knobs: Where tuning starts besides ZB-H1, for example those of :func:`ramp.tune_ramp`.
@@ -78,6 +80,7 @@ def choose_schedule(
         raise ScheduleError(
             f"Schedule family {sorted(unknown)[0]!r}", limit=f"some of {', '.join(FAMILIES)}"
         )
+    caps = per_rank(math.inf if max_bytes is None else max_bytes, placement.num_ranks)
     options = {
         "max_bytes": max_bytes,
         "link": link,
@@ -97,14 +100,14 @@ def choose_schedule(
         found = simulate(
             tuned.schedule, tuned.reorder_costs(costs), tuned.reorder_rows(rows), link=link
         )
-        fits = max_bytes is None or max(found.peak_bytes, default=0.0) <= max_bytes * (1 + 1e-6)
+        fits = all(x <= cap * (1 + 1e-6) for x, cap in zip(found.peak_bytes, caps, strict=True))
         times[name] = found.iteration_ms if fits else None
         if fits and (best is None or found.iteration_ms < best[2].iteration_ms):
             best = name, tuned, found
     if best is None:
         least = _least_bytes(placement, rows, costs)
         raise ScheduleError(
-            f"No schedule fits into {max_bytes:g} activation bytes per rank",
+            f"No schedule fits into {max_bytes} activation bytes per rank",
             limit=f"one microbatch at a time needs {least:g}",
             remedy="raise the memory budget, or use more, smaller microbatches",
         )

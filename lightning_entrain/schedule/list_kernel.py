@@ -110,7 +110,7 @@ def run_list(
     num_ranks: int,
     order: Ints,
     tables: Ints,
-    cap: int,
+    caps: Ints,
     warmup: Ints,
     delay: Ints,
     done: Ints,
@@ -123,7 +123,7 @@ def run_list(
         num_ranks: Number of ranks.
         order: Microbatch at each position.
         tables: Durations, delays and memory as for ``zb_kernel``.
-        cap: Memory per rank.
+        caps: Memory per rank.
         warmup: Per stage the microbatches with F begun and I not ended that are allowed.
         delay: Per stage the W that may be pending before they go first.
         done: ``[ranks, actions]``, filled with (stage * microbatches + position) * 3 + kind.
@@ -155,7 +155,7 @@ def run_list(
                     counters,
                     ends,
                     held[r],
-                    cap,
+                    caps[r],
                     warmup,
                     delay,
                 )
@@ -263,7 +263,7 @@ def evaluate_list(
     order: Ints,
     planned: Ints,
     tables: Ints,
-    cap: int,
+    caps: Ints,
     warmup: Ints,
     delay: Ints,
     codes: Ints,
@@ -275,7 +275,7 @@ def evaluate_list(
     Small differences between microbatches lead a list schedule astray (it begins something long
     just before what matters becomes ready), so lists are made with each stage's mean times.
     """
-    found = run_list(rank_of, len(codes), order, planned, cap, warmup, delay, codes, STUCK - 1)
+    found = run_list(rank_of, len(codes), order, planned, caps, warmup, delay, codes, STUCK - 1)
     if found == STUCK:
         return STUCK
     return rerun(rank_of, order, tables, codes, done, limit)
@@ -288,7 +288,7 @@ def climb_list(
     order: Ints,
     planned: Ints,
     tables: Ints,
-    cap: int,
+    caps: Ints,
     warmup: Ints,
     delay: Ints,
     num_steps: int,
@@ -299,7 +299,7 @@ def climb_list(
     num_stages, num = tables.shape[1], tables.shape[2]
     codes = np.zeros((num_ranks, 3 * num_stages * num), np.int64)
     done = np.zeros((num_ranks, 3 * num_stages * num), np.int64)
-    best = evaluate_list(rank_of, order, planned, tables, cap, warmup, delay, codes, done, STUCK)
+    best = evaluate_list(rank_of, order, planned, tables, caps, warmup, delay, codes, done, STUCK)
     state = seed * 2654435761 % 2147483648
     for _ in range(num_steps):
         state = draw(state)
@@ -317,7 +317,7 @@ def climb_list(
         else:
             order[p], order[q] = order[q], order[p]
         found = evaluate_list(
-            rank_of, order, planned, tables, cap, warmup, delay, codes, done, best
+            rank_of, order, planned, tables, caps, warmup, delay, codes, done, best
         )
         if found <= best:
             best = found

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lightning_entrain.errors import ScheduleError
 from lightning_entrain.schedule.graph import StepGraph
 from lightning_entrain.schedule.simulate import Link, StepCosts
-from lightning_entrain.schedule.tables import actions_of, cost_tables, memory_cap
+from lightning_entrain.schedule.tables import MaxBytes, actions_of, cost_tables, memory_caps
 from lightning_entrain.schedule.types import Action, Placement, RowCounts, Schedule
 from lightning_entrain.schedule.zero_bubble import Knobs, Tuned
 
@@ -29,7 +29,7 @@ def tune_list_schedule(
     rows: RowCounts,
     costs: StepCosts,
     *,
-    max_bytes: float | None = None,
+    max_bytes: MaxBytes = None,
     link: Link | None = None,
     profile: Sequence[float] | None = None,
     num_steps: int = 300,
@@ -42,7 +42,8 @@ def tune_list_schedule(
         placement: Which rank holds which stages.
         rows: Rows per microbatch and segment.
         costs: Predicted times and bytes.
-        max_bytes: Most activation bytes (in the costs' unit) a rank may hold; None for no cap.
+        max_bytes: Most activation bytes (in the costs' unit) a rank may hold: one number for
+            all, one per rank, or None for no cap.
         link: Transfer times; None for none.
         profile: Relative load per microbatch that the samples were assigned to, if not even.
         num_steps: Orders to try; one takes about 0.2 ms for 16 stages and 32 microbatches.
@@ -60,10 +61,10 @@ def tune_list_schedule(
     planned = _planned(tables, profile)
     rank_of = np.array(placement.stage_to_rank, dtype=np.int64)
     order = np.arange(num, dtype=np.int64)
-    cap = memory_cap(max_bytes, num)
+    caps = memory_caps(max_bytes, placement.num_ranks, num)
     codes = np.full((placement.num_ranks, 3 * num_stages * num), -1, dtype=np.int64)
     done = codes.copy()
-    common = rank_of, order, planned, tables, cap
+    common = rank_of, order, planned, tables, caps
     warmup, delay = np.zeros(0, np.int64), np.zeros(0, np.int64)
     best = list_kernel.STUCK
     for start in _starts(num_stages, num):
@@ -85,7 +86,7 @@ def tune_list_schedule(
             order,
             planned,
             tables,
-            cap,
+            caps,
             warmup,
             delay,
             num_steps,

@@ -77,19 +77,26 @@ class StepCosts:
             segment_shares: Part of encoder microbatch k's work in each segment.
             overhead_ms: Added to every action.
 
-        Activation bytes are counted in mean microbatches of the stage's module.
+        Activation bytes are counted in mean microbatches of the stage's rank, and taken to be in
+        proportion to forward time among the stages of a rank.
         """
         modules = np.array([encoder_loads, llm_loads], dtype=np.float64)
         which = np.arange(placement.num_stages) >= placement.num_encoder_stages
         loads = modules[which.astype(int)]
         forward = loads * np.asarray(stage_shares, dtype=np.float64)[:, None]
         # fsum: numpy's order of summation depends on the machine, and all ranks must agree.
-        means = np.array([[math.fsum(own) / max(len(own), 1) or 1.0] for own in loads.tolist()])
+        means = [math.fsum(own) / max(len(own), 1) for own in forward.tolist()]
+        ranks = placement.stage_to_rank
+        on_rank = [
+            math.fsum(m for m, other in zip(means, ranks, strict=True) if other == rank)
+            for rank in ranks
+        ]
+        whole = np.array([total or 1.0 for total in on_rank])[:, None]
         return cls(
             forward_ms=forward,
             input_ms=forward * input_factor,
             weight_ms=forward * weight_factor,
-            activation_bytes=loads / means,
+            activation_bytes=forward / whole,
             segment_shares=segment_shares or {},
             overhead_ms=overhead_ms,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from lightning_entrain.schedule.simulate import Link, StepCosts, segment_shares
 from lightning_entrain.schedule.types import Action, ActionKind, Placement, RowCounts
 
 Ints = NDArray[np.int64]
+MaxBytes = float | Sequence[float] | None
+"""Most activation bytes a rank may hold: one number for all, one per rank, or no cap."""
+
 MEMORY_UNITS = 1 << 40
 TIME_UNITS = 1 << 20
 
@@ -33,11 +37,27 @@ def actions_of(graph: StepGraph, stage: int, position: int, kind: int) -> list[A
     return actions
 
 
-def memory_cap(max_bytes: float | None, num_microbatches: int) -> int:
-    """The cap in the kernels' unit; a little more than it for sizes that were rounded up."""
+def memory_caps(max_bytes: MaxBytes, num_ranks: int, num_microbatches: int) -> Ints:
+    """The caps in the kernels' unit; a little more for sizes that were rounded up."""
     if max_bytes is None:
-        return 1 << 59
-    return MEMORY_UNITS + 4 * num_microbatches
+        return np.full(num_ranks, 1 << 59, dtype=np.int64)
+    each = per_rank(max_bytes, num_ranks)
+    slack = 4 * num_microbatches
+    return np.array([int(x / max(each) * MEMORY_UNITS) + slack for x in each], dtype=np.int64)
+
+
+def per_rank(max_bytes: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
+    """One cap for each rank.
+
+    Raises:
+        ScheduleError: If a cap is not positive, or there are not as many as ranks.
+    """
+    each = tuple(max_bytes) if isinstance(max_bytes, Sequence) else (max_bytes,) * num_ranks
+    if len(each) != num_ranks or not all(x > 0 for x in each):
+        raise ScheduleError(
+            f"max_bytes is {max_bytes}", limit=f"more than 0, one or {num_ranks} numbers"
+        )
+    return each
 
 
 def cost_tables(
@@ -45,12 +65,10 @@ def cost_tables(
     rows: RowCounts,
     costs: StepCosts,
     *,
-    max_bytes: float | None,
+    max_bytes: MaxBytes,
     link: Link | None,
 ) -> Ints:
     """Costs as integers in the kernels' layout, ``[7, stages, microbatches]``."""
-    if max_bytes is not None and not max_bytes > 0:
-        raise ScheduleError(f"max_bytes is {max_bytes}", limit="more than 0")
     num_stages, num = placement.num_stages, rows.num_microbatches
     if costs.forward_ms.shape != (num_stages, num):
         raise ScheduleError(
@@ -79,7 +97,10 @@ def cost_tables(
     tables[:5] = np.round(times[:5] * (TIME_UNITS / (mean or 1.0)))
     largest = float(times[5].max()) if times.size else 0.0
     # Without a cap the sizes do not matter; they only have to stay small.
-    unit = MEMORY_UNITS / (max_bytes or (largest or 1.0) * 1024)
+    scale = (largest or 1.0) * 1024
+    if max_bytes is not None:
+        scale = max(per_rank(max_bytes, placement.num_ranks))
+    unit = MEMORY_UNITS / scale
     # Whatever is far too large stays so without overflow.
     tables[5] = np.minimum(np.ceil(times[5] * unit), 1 << 50)
     tables[6] = np.minimum(np.floor(times[6] * unit), 1 << 50)

@@ -18,7 +18,13 @@ from lightning_entrain.assign.types import ReplicaAssignment
 from lightning_entrain.errors import ScheduleError
 from lightning_entrain.schedule.graph import StepGraph
 from lightning_entrain.schedule.simulate import Link, StepCosts
-from lightning_entrain.schedule.tables import actions_of, cost_tables, memory_cap, unit_costs
+from lightning_entrain.schedule.tables import (
+    MaxBytes,
+    actions_of,
+    cost_tables,
+    memory_caps,
+    unit_costs,
+)
 from lightning_entrain.schedule.types import Action, Placement, RowCounts, Schedule
 
 Ints = NDArray[np.int64]
@@ -97,7 +103,7 @@ def build_zero_bubble(
     rows: RowCounts,
     costs: StepCosts | None = None,
     *,
-    max_bytes: float | None = None,
+    max_bytes: MaxBytes = None,
     knobs: Knobs | None = None,
     link: Link | None = None,
 ) -> Schedule:
@@ -107,7 +113,8 @@ def build_zero_bubble(
         placement: The stages of a rank follow each other (one stage, or a shared boundary).
         rows: Rows per microbatch and segment.
         costs: Predicted times, by which W moves into gaps; default one unit per action.
-        max_bytes: Most activation bytes (in the costs' unit) a rank may hold; None for no cap.
+        max_bytes: Most activation bytes (in the costs' unit) a rank may hold: one number for
+            all, one per rank, or None for no cap.
         knobs: Warm-up and W delay per stage.
         link: Transfer times; None for none.
 
@@ -125,7 +132,7 @@ def tune_zero_bubble(
     rows: RowCounts,
     costs: StepCosts,
     *,
-    max_bytes: float | None = None,
+    max_bytes: MaxBytes = None,
     knobs: Knobs | None = None,
     link: Link | None = None,
     num_steps: int = 1000,
@@ -138,7 +145,8 @@ def tune_zero_bubble(
         placement: The stages of a rank follow each other (one stage, or a shared boundary).
         rows: Rows per microbatch and segment.
         costs: Predicted times and bytes.
-        max_bytes: Most activation bytes (in the costs' unit) a rank may hold; None for no cap.
+        max_bytes: Most activation bytes (in the costs' unit) a rank may hold: one number for
+            all, one per rank, or None for no cap.
         knobs: Where the search starts; default ZB-H1.
         link: Transfer times; None for none.
         num_steps: Orders to try; one takes about 10 us for 8 stages and 32 microbatches.
@@ -159,7 +167,7 @@ def tune_zero_bubble(
         )
     tables = _merge(cost_tables(placement, rows, costs, max_bytes=max_bytes, link=link), placement)
     order = np.arange(num, dtype=np.int64)
-    caps = np.full(num_ranks, memory_cap(max_bytes, num), dtype=np.int64)
+    caps = memory_caps(max_bytes, num_ranks, num)
     warmup, delay = _start(order, tables, caps, knobs or Knobs.zb_h1(num_ranks))
     codes = np.zeros((num_ranks, 3 * num), dtype=np.int64)
     done = np.full((num_ranks, 3 * num), -1, dtype=np.int64)

@@ -92,7 +92,7 @@ def test_compiled_and_interpreted_are_the_same(monkeypatch):
             climb = getattr(climb, "py_func", climb)
         order, warmup, delay = np.arange(5), np.full(4, 4), np.arange(4)
         place = np.array([0, 1, 1, 0])
-        best = climb(place, 2, order, tables, tables, 60, warmup, delay, 40, True, 3)
+        best = climb(place, 2, order, tables, tables, np.full(2, 60), warmup, delay, 40, True, 3)
         results.append((best, order.tolist(), warmup.tolist(), delay.tolist()))
     assert results[0] == results[1]
     assert results[0][0] < list_kernel.STUCK

@@ -150,6 +150,9 @@ def test_costs_from_loads():
     assert costs.input_ms == pytest.approx(costs.forward_ms * 1.15)
     assert costs.weight_ms == pytest.approx(costs.forward_ms * 0.85)
     assert costs.activation_bytes.tolist() == [[0.5, 1.5], [0.5, 1.5], [2.0, 0.0]]
+    shared = Placement(num_encoder_stages=1, num_llm_stages=1, stage_to_rank=(0, 0))
+    both = StepCosts.from_loads(shared, [1.0, 3.0], [4.0, 4.0], [1.0, 1.0])
+    assert both.activation_bytes == pytest.approx(np.array([[1, 3], [4, 4]]) / 6)
     assert costs.work_ms() == pytest.approx([3.0, 9.0, 12.0])
 
 

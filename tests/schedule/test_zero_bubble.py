@@ -212,3 +212,16 @@ def test_ramp_of_few_microbatches():
     with pytest.raises(ScheduleError, match="at least one"):
         tune_ramp([1.0, 1.0], 4, max_live=0.2, num_steps=10)
     assert ramp_kernel.climb_profile
+
+
+def test_memory_may_differ_by_rank():
+    placement, rows = Placement.one_per_rank(3, 1), full_rows(12)
+    costs = unit_costs(placement, rows)
+    caps = (5.0, 4.0, 3.0, 2.0)  # 1F1B's own, plus one
+    tuned = tune_zero_bubble(placement, rows, costs, max_bytes=caps, num_steps=200)
+    found = simulate(tuned.schedule, tuned.reorder_costs(costs), tuned.reorder_rows(rows))
+    assert all(a <= b for a, b in zip(found.peak_bytes, caps, strict=True))
+    even = tune_zero_bubble(placement, rows, costs, max_bytes=5.0, num_steps=200)
+    assert simulate(even.schedule, costs, rows).iteration_ms < found.iteration_ms
+    with pytest.raises(ScheduleError, match="4 numbers"):
+        tune_zero_bubble(placement, rows, costs, max_bytes=(5.0, 4.0))
