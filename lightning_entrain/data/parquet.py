@@ -41,8 +41,9 @@ def write_samples(
         samples: Samples in order.
         group_size: Samples per row group: what has to be read to get at one of them.
     """
+    sink = _Sink(file)
     # Images are compressed already.
-    with pq.ParquetWriter(file, SCHEMA, compression="none", use_dictionary=False) as writer:
+    with pq.ParquetWriter(sink, SCHEMA, compression="none", use_dictionary=False) as writer:
         rows: list[dict[str, Any]] = []
         for images, turns in samples:
             rows.append(
@@ -53,9 +54,43 @@ def write_samples(
             )
             if len(rows) == group_size:
                 writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+                sink.check()
                 rows = []
         if rows:
             writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+    sink.check()
+
+
+class _Sink:
+    """Keeps the first error of a file from pyarrow.
+
+    A writer that met an error tries once more whenever it happens to be collected; this way it
+    finds nothing wrong, and the error is raised where it belongs.
+    """
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._error: OSError | None = None
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: Any) -> int:
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Left to the owner of the file."""
+
+    def close(self) -> None:
+        """Left to the owner of the file."""
 
 
 class _Group(NamedTuple):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sized
 from typing import Any, cast
 
-import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_entrain.errors import CheckpointError
@@ -50,10 +50,11 @@ class PlannedSampler(DistributedSampler[Any]):
         num_samples = len(cast(Sized, self.dataset))
         if not self.shuffle:
             return list(range(num_samples))
-        generator = torch.Generator()
-        # Both numbers enter whole: seed + epoch would repeat orders across seeds.
-        generator.manual_seed((self.seed << 32) + self.epoch)
-        return torch.randperm(num_samples, generator=generator).tolist()
+        order = list(range(num_samples))
+        # Both numbers enter whole: their sum would repeat orders across seeds, and torch's
+        # generator looks at 32 bits only.
+        random.Random(f"order:{self.seed}:{self.epoch}").shuffle(order)
+        return order
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self.order()
