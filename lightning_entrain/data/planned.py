@@ -8,7 +8,9 @@ from typing import Protocol
 
 from torch.utils.data import Dataset
 
+from lightning_entrain.assign.api import assign_samples
 from lightning_entrain.assign.fixed import assign_fixed
+from lightning_entrain.assign.registry import POLICIES
 from lightning_entrain.assign.types import Assignment
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.collate import build_batch
@@ -53,8 +55,36 @@ def fixed_policy(
     return assign_fixed(has_images, num_replicas=num_replicas, num_microbatches=num_microbatches)
 
 
-POLICIES: dict[str, Policy] = {"fixed": fixed_policy}
-"""Policies that can be named."""
+@dataclass(frozen=True)
+class NamedPolicy:
+    """A policy of :func:`assign_samples`, with costs as they are given.
+
+    Attributes:
+        name: One of the registry's names.
+    """
+
+    name: str
+
+    def __call__(
+        self,
+        encoder_cost: Sequence[float],
+        llm_cost: Sequence[float],
+        has_images: Sequence[bool],
+        num_replicas: int,
+        num_microbatches: int,
+        seed: int,
+    ) -> Assignment:
+        """Assign the samples; those without images have encoder cost 0."""
+        return assign_samples(
+            encoder_cost,
+            llm_cost,
+            num_replicas=num_replicas,
+            num_microbatches=num_microbatches,
+            policy=self.name,
+            seed=seed,
+            # The incomplete last batch of a validation cannot always be shared out evenly.
+            equal_counts=len(llm_cost) % num_replicas == 0,
+        )
 
 
 def resolve_policy(assignment: str | Policy) -> Policy:
@@ -71,7 +101,7 @@ def resolve_policy(assignment: str | Policy) -> Policy:
             limit=f"one of {', '.join(sorted(POLICIES))}, or a function",
             remedy="set assignment=fixed",
         )
-    return POLICIES[assignment]
+    return fixed_policy if assignment == "fixed" else NamedPolicy(assignment)
 
 
 @dataclass(frozen=True, kw_only=True)

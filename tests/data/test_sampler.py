@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from torch.utils.data import DistributedSampler
 
+from lightning_entrain.assign import POLICIES
+from lightning_entrain.data.batch import DataNeeds
 from lightning_entrain.data.planned import BatchShape, GlobalBatches, fixed_policy, resolve_policy
 from lightning_entrain.data.sampler import PlannedLoader, PlannedSampler
 from lightning_entrain.data.synthetic import synthetic_dataset
@@ -160,5 +164,20 @@ def test_a_policy_gets_the_costs_and_its_assignment_is_checked() -> None:
 
     with pytest.raises(Exception, match="3 entries for 4 samples"):
         GlobalBatches(DATASET, range(23), shape=shape, policy=lose)[0]
-    with pytest.raises(ConfigError, match=r"assignment is 'fixxed'.*one of fixed"):
+    with pytest.raises(ConfigError, match=r"assignment is 'fixxed'.*one of .*fixed"):
         resolve_policy("fixxed")
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("num_samples", [23, 21])
+def test_every_named_policy_plans_whole_and_incomplete_batches(name: str, num_samples: int) -> None:
+    policy = pickle.loads(pickle.dumps(resolve_policy(name)))
+    shape = BatchShape(global_batch_size=8, num_microbatches=3)
+    nothing = DataNeeds(pixels=False, input_ids=False, labels=False)
+    batches = GlobalBatches(
+        DATASET, range(num_samples), shape=shape, policy=policy, num_replicas=2, needs=nothing
+    )
+    for number in range(3):
+        batch = batches[number]  # checked against the rules there
+        assert batch.assignment.policy == name
+        assert batch.assignment.digest() == batches[number].assignment.digest()
