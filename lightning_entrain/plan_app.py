@@ -331,7 +331,12 @@ def load_cost_model(config: Any, cluster: Cluster, training: Training) -> CostMo
 
 
 def _cluster(conf: Any) -> Cluster:
-    gpu = device(conf.gpu)
+    if conf.gpu == "cpu":
+        from lightning_entrain.this_cpu import this_cpu
+
+        gpu = this_cpu()
+    else:
+        gpu = device(conf.gpu)
     return Cluster(
         device=gpu,
         num_gpus=conf.num_gpus,

@@ -105,6 +105,7 @@ def tp_sizes(request: PlanRequest, name: str, supported: Supported | None) -> tu
     for tp in range(1, request.cluster.gpus_per_node + 1):
         fits = request.cluster.gpus_per_node % tp == 0
         fits = fits and attention.num_heads % tp == 0 and attention.num_kv_heads % tp == 0
+        fits = fits and (request.cost_model.tp_sizes is None or tp in request.cost_model.tp_sizes)
         if fits and (supported is None or tp in supported.tp):
             sizes.append(tp)
     return (given,) if given is not None else tuple(sizes)

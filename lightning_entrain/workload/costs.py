@@ -54,6 +54,10 @@ class CostModel(Protocol):
     def name(self) -> str:
         """Name for tables, e.g. ``analytic (a40)``."""
 
+    @property
+    def tp_sizes(self) -> tuple[int, ...] | None:
+        """Tensor-parallel sizes it knows; None for any."""
+
     def layer_cost(
         self,
         module: str,

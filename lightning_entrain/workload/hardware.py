@@ -151,7 +151,12 @@ with its own best value.
 
 
 def cpu_device(
-    *, peak_tflops: float, bandwidth_gbps: float, memory_gib: float, launch_ms: float = 0.005
+    *,
+    peak_tflops: float,
+    bandwidth_gbps: float,
+    memory_gib: float,
+    name: str = "cpu",
+    launch_ms: float = 0.005,
 ) -> Device:
     """A CPU as a roofline, from measured peaks.
 
@@ -159,10 +164,11 @@ def cpu_device(
         peak_tflops: Speed of a large fp32 matrix multiplication.
         bandwidth_gbps: Memory bandwidth in GB/s.
         memory_gib: Memory in GiB.
+        name: Name for tables and for matching profiles.
         launch_ms: Overhead of one operation.
     """
     return Device(
-        name="cpu",
+        name=name,
         peak_tflops={"float32": peak_tflops, "bfloat16": peak_tflops, "float16": peak_tflops},
         bandwidth_gbps=bandwidth_gbps,
         memory_gib=memory_gib,

@@ -223,6 +223,11 @@ class MeasuredCostModel:
         """``measured`` and the device."""
         return f"measured ({self.profile.device}, {self.profile.dtype})"
 
+    @property
+    def tp_sizes(self) -> tuple[int, ...] | None:
+        """Sizes that were measured."""
+        return tuple(sorted({item.tp for item in self.profile.layers}))
+
     def layer_cost(
         self,
         module: str,

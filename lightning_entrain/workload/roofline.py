@@ -43,6 +43,11 @@ class AnalyticCostModel:
         """``analytic`` and the device."""
         return f"analytic ({self.device.name})"
 
+    @property
+    def tp_sizes(self) -> tuple[int, ...] | None:
+        """Any size."""
+        return None
+
     def layer_cost(
         self,
         module: str,
