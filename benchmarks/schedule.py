@@ -360,23 +360,18 @@ def deferral(pair):
 
 
 def eager_1f1b(placement, rows, costs, split, eager):
-    wanted = "1f1b" + ("_split" if split else "") + ("_eager" if eager else "")
-    found = choose_schedule(
-        placement, rows, costs, families=["1f1b"], max_bytes=CAP if eager else None
-    )
-    times = {
-        name: ms
-        for name, ms in found.iteration_ms.items()
-        if ms is not None and (name.startswith(wanted) if eager else name == wanted)
-    }
-    best = min(times, key=times.get)
-    extra = int(best[-1]) if eager else 0
-    num = placement.num_stages
-    caps = [num - s + (extra if s < placement.num_encoder_stages else 0) for s in range(num)]
-    schedule = build_1f1b(placement, rows, split_backward=bool(split), caps=caps)
-    return Tuned(
-        schedule=schedule, order=tuple(range(rows.num_microbatches)), knobs=Knobs.zb_h1(num)
-    )
+    """1F1B, or the best of eager forward, with the memory of 1F1B plus one."""
+    best = None
+    for extra in range(1, 5) if eager else (0,):
+        caps = [NUM_RANKS - s for s in range(NUM_RANKS)]
+        for stage in range(placement.num_encoder_stages):
+            caps[stage] = min(caps[stage] + extra, NUM_RANKS + 1) if eager else caps[stage]
+        schedule = build_1f1b(placement, rows, split_backward=bool(split), caps=caps)
+        found = simulate(schedule, costs, rows)
+        if best is None or found.iteration_ms < best.iteration_ms:
+            best = found
+    order = tuple(range(rows.num_microbatches))
+    return Tuned(schedule=best.schedule, order=order, knobs=Knobs.zb_h1(NUM_RANKS))
 
 
 def main():

@@ -56,8 +56,8 @@ def choose_schedule(
     """Simulate all candidates that fit into the memory; never worse than any of them.
 
     Candidates: 1F1B; with deferral also by segment; both with eager forward, one to four
-    microbatches more on encoder stages; zero bubble as ZB-H1 and tuned, where each rank's stages
-    are neighbours; list schedules where some rank has several stages.
+    microbatches more on encoder stages where memory allows; zero bubble as ZB-H1 and tuned, where
+    each rank's stages are neighbours; list schedules where some rank has several stages.
 
     Args:
         placement: Which rank holds which stages.
@@ -126,10 +126,11 @@ def _candidates(
 ) -> Iterator[tuple[str, Callable[[], Tuned]]]:
     """Names and makers, not yet run."""
     if "1f1b" in families:
+        limits = _live_limits(placement, costs, options["max_bytes"])
         for split in (False, True) if rows.max_lag else (False,):
             for extra in range(_MAX_EAGER + 1):
                 name = "1f1b" + ("_split" if split else "") + (f"_eager{extra}" if extra else "")
-                yield name, partial(_one_f_one_b, placement, rows, extra, split)
+                yield name, partial(_one_f_one_b, placement, rows, extra, split, limits)
     ascending = tuple(sorted(placement.stage_to_rank)) == placement.stage_to_rank
     if "zero_bubble" in families and ascending:
         tune = partial(tune_zero_bubble, placement, rows, costs, **options)
@@ -142,11 +143,30 @@ def _candidates(
         yield "list_tuned", partial(tune, profile=profile, num_steps=num_steps // 5)
 
 
-def _one_f_one_b(placement: Placement, rows: RowCounts, extra: int, split: bool) -> Tuned:
+def _live_limits(placement: Placement, costs: StepCosts, max_bytes: MaxBytes) -> tuple[float, ...]:
+    """Per stage how many microbatches of the largest size its rank's memory holds."""
+    if max_bytes is None:
+        return (math.inf,) * placement.num_stages
+    caps = per_rank(max_bytes, placement.num_ranks)
+    largest = costs.activation_bytes.max(axis=1, initial=0.0).tolist()
+    on_rank = [
+        math.fsum(largest[s] for s in placement.stages_of(rank))
+        for rank in range(placement.num_ranks)
+    ]
+    return tuple(
+        caps[rank] * (1 + 1e-9) // on_rank[rank] if on_rank[rank] else math.inf
+        for rank in placement.stage_to_rank
+    )
+
+
+def _one_f_one_b(
+    placement: Placement, rows: RowCounts, extra: int, split: bool, limits: Sequence[float]
+) -> Tuned:
+    """1F1B; eager forward goes as far as memory allows, and never below the plain caps."""
     num_stages = placement.num_stages
     caps = [num_stages - s for s in range(num_stages)]
     for stage in range(placement.num_encoder_stages):
-        caps[stage] += extra
+        caps[stage] = int(max(caps[stage], min(caps[stage] + extra, limits[stage])))
     schedule = build_1f1b(placement, rows, split_backward=split, caps=caps)
     return _as_tuned(schedule, rows.num_microbatches)
 

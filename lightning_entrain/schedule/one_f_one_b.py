@@ -7,6 +7,7 @@ rank this is the usual order; with several it stays legal by construction.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from lightning_entrain.errors import ScheduleError
@@ -28,8 +29,9 @@ def build_1f1b(
     Args:
         placement: Which rank holds which stage.
         rows: Rows per microbatch; empty microbatches get no action.
-        split_backward: Back-propagate the segments of an encoder microbatch one by one, each as
-            soon as its gradient arrives. Changes nothing where no sample is deferred.
+        split_backward: Back-propagate the segments of an encoder microbatch apart, each as soon
+            as its gradient arrives: those that end in LLM microbatch j together. Changes nothing
+            where no sample is deferred.
         caps: Microbatches in flight allowed per stage; default S-s. Larger caps on encoder
             stages are the paper's eager forward.
 
@@ -71,7 +73,7 @@ class _GreedyOrder:
         self.caps = caps
         stages = range(placement.num_stages)
         self.forwards = [[Action(s, F, m) for m in graph.microbatches(s)] for s in stages]
-        self.backwards: list[list[Action]] = [[] for _ in stages]
+        self.backwards: list[list[tuple[Action, ...]]] = [[] for _ in stages]
         if caps is not None:
             self.backwards = [_backward_order(graph, s, split_backward) for s in stages]
         self.next_forward = [0] * placement.num_stages
@@ -79,7 +81,7 @@ class _GreedyOrder:
         self.in_flight = [0] * placement.num_stages
         self.pieces: dict[tuple[int, int], int] = {}
         for own in self.backwards:
-            for action in own:
+            for action in itertools.chain.from_iterable(own):
                 key = action.stage, action.microbatch
                 self.pieces[key] = self.pieces.get(key, 0) + 1
         self.done: set[Edge] = set()
@@ -93,53 +95,58 @@ class _GreedyOrder:
         while left:
             # Choose for every rank before any finishes: a unit's results are seen only after it.
             chosen = [(r, self._choose(holders[r])) for r in range(num_ranks)]
-            started = [(rank, action) for rank, action in chosen if action is not None]
+            started = [(rank, actions) for rank, actions in chosen if actions]
             if not started:
                 self._raise_stuck()
-            for rank, action in started:
-                lists[rank].append(action)
-                self._finish(action)
+            for rank, actions in started:
+                lists[rank].extend(actions)
+                self._finish(actions)
             left -= len(started)
         return tuple(map(tuple, lists))
 
-    def _choose(self, stages: Sequence[int]) -> Action | None:
-        ready = [a for s in stages if (a := self._ready_backward(s)) is not None]
+    def _choose(self, stages: Sequence[int]) -> tuple[Action, ...]:
+        ready = [group for s in stages if (group := self._ready_backward(s))]
         if ready:
-            return min(ready, key=lambda a: (a.microbatch, -a.stage))
-        ready = [a for s in stages if (a := self._ready_forward(s)) is not None]
+            return min(ready, key=lambda group: (group[0].microbatch, -group[0].stage))
+        ready = [group for s in stages if (group := self._ready_forward(s))]
         # Deepest stage first: what is begun reaches its backward before more is begun.
-        return max(ready, key=lambda a: a.stage) if ready else None
+        return max(ready, key=lambda group: group[0].stage) if ready else ()
 
-    def _ready_backward(self, stage: int) -> Action | None:
+    def _ready_backward(self, stage: int) -> tuple[Action, ...]:
         index = self.next_backward[stage]
         if index == len(self.backwards[stage]):
-            return None
-        action = self.backwards[stage][index]
-        if (stage, action.microbatch) not in self.forwarded:
-            return None
-        return action if self.done.issuperset(self.graph.inputs(action)) else None
+            return ()
+        group = self.backwards[stage][index]
+        for action in group:
+            if (stage, action.microbatch) not in self.forwarded:
+                return ()
+            if not self.done.issuperset(self.graph.inputs(action)):
+                return ()
+        return group
 
-    def _ready_forward(self, stage: int) -> Action | None:
+    def _ready_forward(self, stage: int) -> tuple[Action, ...]:
         index = self.next_forward[stage]
         if index == len(self.forwards[stage]):
-            return None
+            return ()
         if self.caps is not None and self.in_flight[stage] >= self.caps[stage]:
-            return None
+            return ()
         action = self.forwards[stage][index]
-        return action if self.done.issuperset(self.graph.inputs(action)) else None
+        return (action,) if self.done.issuperset(self.graph.inputs(action)) else ()
 
-    def _finish(self, action: Action) -> None:
-        stage, key = action.stage, (action.stage, action.microbatch)
-        self.done.update(self.graph.outputs(action))
-        if action.kind is F:
+    def _finish(self, group: tuple[Action, ...]) -> None:
+        stage = group[0].stage
+        for action in group:
+            self.done.update(self.graph.outputs(action))
+        if group[0].kind is F:
             self.next_forward[stage] += 1
             self.in_flight[stage] += 1
-            self.forwarded.add(key)
+            self.forwarded.add((stage, group[0].microbatch))
             return
         self.next_backward[stage] += 1
-        self.pieces[key] -= 1
-        if not self.pieces[key]:
-            self.in_flight[stage] -= 1
+        for action in group:
+            key = stage, action.microbatch
+            self.pieces[key] -= 1
+            self.in_flight[stage] -= not self.pieces[key]
 
     def _raise_stuck(self) -> None:
         stage = next(
@@ -155,12 +162,13 @@ class _GreedyOrder:
         )
 
 
-def _backward_order(graph: StepGraph, stage: int, split_backward: bool) -> list[Action]:
-    """B actions of a stage, by the time their gradients arrive."""
+def _backward_order(graph: StepGraph, stage: int, split_backward: bool) -> list[tuple[Action, ...]]:
+    """B actions of a stage in the order their gradients arrive; each group is one unit of work."""
     if not (split_backward and graph.is_encoder(stage)):
-        return [Action(stage, B, m) for m in graph.microbatches(stage)]
-    actions = []
-    for k, j in sorted(graph.rows.segments, key=lambda segment: segment[::-1]):
-        whole = len(graph.by_source[k]) == 1
-        actions.append(Action(stage, B, k, None if whole else j))
-    return actions
+        return [(Action(stage, B, m),) for m in graph.microbatches(stage)]
+    groups = []
+    for j in sorted(graph.by_target):
+        whole = [len(graph.by_source[k]) == 1 for k in graph.by_target[j]]
+        pairs = zip(graph.by_target[j], whole, strict=True)
+        groups.append(tuple(Action(stage, B, k, None if one else j) for k, one in pairs))
+    return groups

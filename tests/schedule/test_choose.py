@@ -13,6 +13,7 @@ from lightning_entrain.schedule.types import ActionKind, Placement
 from lightning_entrain.schedule.verify import verify
 
 from .helpers import cases, full_rows, lowered
+from .test_one_f_one_b import deferred_rows
 from .test_simulate import random_costs, unit_costs
 
 
@@ -82,3 +83,18 @@ def test_a_shared_boundary_balances_what_whole_layers_cannot():
     assert slow.bottleneck_ms == pytest.approx(24 * 4.5)
     assert fast.bottleneck_ms == pytest.approx(24 * 3)
     assert fast.iteration_ms < 0.75 * slow.iteration_ms
+
+
+def test_eager_forward_hides_deferral_as_far_as_memory_allows():
+    # Half of every encoder microbatch is decoded one later: its activations live longer.
+    placement, rows = Placement.one_per_rank(2, 2), deferred_rows(12)
+    costs = unit_costs(placement, rows)
+    choice = choose_schedule(placement, rows, costs, families=["1f1b"])
+    times = choice.iteration_ms
+    assert times["1f1b_split_eager1"] < times["1f1b_split"] < times["1f1b"]
+    assert times["1f1b_eager1"] < times["1f1b"]
+    for held in (4, 5):
+        capped = choose_schedule(placement, rows, costs, families=["1f1b"], max_bytes=held)
+        assert None not in capped.iteration_ms.values()
+        assert max(capped.simulation.peak_live) <= held
+        assert capped.simulation.iteration_ms >= choice.simulation.iteration_ms
