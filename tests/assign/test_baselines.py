@@ -45,10 +45,11 @@ def test_disttrain_order_is_smallest_first_and_the_small_ones_last() -> None:
 
 
 def test_disttrain_fills_the_first_stages_idle_interval_with_the_nearest() -> None:
-    # Two stages, one per module. The first microbatch (1, 3) comes back 9 after its forward left
-    # the first stage at 1, so a forward of 9 fills the wait; 2 is left for the end.
-    encoder, llm = [1.0, 4.0, 9.0, 2.0], [3.0, 9.0, 9.0, 3.0]
-    assert reorder(encoder, llm, 2) == [0, 2, 1, 3]
+    # Two stages, one per module. The first microbatch (1, 3) comes back at 10, 9 after its forward
+    # left the first stage: a forward of 9 fills the wait. That one comes back 25 after its oldest
+    # partner's backward ended, so 20 is nearer than 4. The smallest one left comes last.
+    encoder, llm = [1.0, 4.0, 9.0, 2.0, 20.0], [3.0, 9.0, 9.0, 3.0, 9.0]
+    assert reorder(encoder, llm, 2) == [0, 2, 4, 1, 3]
 
 
 def test_dip_splits_each_microbatch_evenly() -> None:

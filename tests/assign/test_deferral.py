@@ -41,6 +41,8 @@ def test_a_tie_defers_nothing() -> None:
     # 9 against 6: moving 3 would only exchange the two loads.
     (pair,) = defer_pairwise([[6, 3], [6]]).pairs
     assert pair == (0, 1, ())
+    # 16 against 10: deferring 2 or 4 is equally good, the smaller is taken.
+    assert defer_pairwise([[4, 2, 10], [10]]).pairs == ((0, 1, (1,)),)
 
 
 def _bottleneck_by_enumeration(weights: list[list[int]], odd: str) -> int:
