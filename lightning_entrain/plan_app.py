@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hydra
-import numpy as np
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.errors import ConfigError, DataError, EntrainError
-from lightning_entrain.plan.batch_size import (
-    Allocation,
-    BMin,
-    allocation_trials,
-    find_b_min,
-    split_names,
-)
+from lightning_entrain.plan.planner import BMinOptions, PlanReport, make_plan
 from lightning_entrain.plan.request import PlanRequest
-from lightning_entrain.plan.search import Evaluate, SearchResult, search_plans
+from lightning_entrain.plan.search import Evaluate
 from lightning_entrain.plan.types import ParallelPlan, Supported
-from lightning_entrain.workload.costs import CostModel, sample_costs
+from lightning_entrain.workload.costs import CostModel
 from lightning_entrain.workload.datasets import raw_sizes
 from lightning_entrain.workload.hardware import Cluster, device
 from lightning_entrain.workload.hf_config import model_shape
@@ -108,30 +101,6 @@ class PlanConf:
     allow_other_device: bool = False
     output: str | None = "plan.json"
     debug: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
-    """Everything `entrain-plan` tells.
-
-    Attributes:
-        result: Plans, best first; the first carries b_min, trials and proportions.
-        b_min: Result of Algorithm 1.
-        trials: Allocations per batch size.
-        request: What was planned for.
-        warnings: Sentences for the user.
-    """
-
-    result: SearchResult
-    b_min: BMin
-    trials: dict[int, dict[Allocation, int]]
-    request: PlanRequest
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def plan(self) -> ParallelPlan:
-        """The chosen plan."""
-        return self.result.best
 
 
 def register_configs() -> None:
@@ -223,88 +192,16 @@ def make_report(
     )
     if plain.num_best < 1:
         raise ConfigError(f"num_best is {plain.num_best}", limit="at least 1")
-    result = search_plans(
+    conf = _plain_dict(plain.b_min)
+    return make_plan(
         request,
         supported=supported or Supported(),
         runnable_only=plain.runnable_only,
         evaluate=evaluate,
         num_best=plain.num_best,
+        options=BMinOptions(**{**conf, "batch_sizes": tuple(conf["batch_sizes"])}),
+        names=names,
     )
-    return _with_b_min(request, result, plain.b_min, names)
-
-
-def _with_b_min(
-    request: PlanRequest, result: SearchResult, conf: Any, names: dict[str, str]
-) -> PlanReport:
-    best = result.best
-    work = gpu_work(request, encoder_tp=best.encoder_tp, llm_tp=best.llm_tp)
-    gpus = best.gpus_per_replica
-    found = find_b_min(
-        work,
-        gpus,
-        alpha=conf.alpha,
-        p_error=conf.p_error,
-        seed=conf.seed,
-        max_batch=conf.max_batch,
-    )
-    trials = allocation_trials(
-        work, gpus, tuple(conf.batch_sizes), trials=conf.trials, seed=conf.seed
-    )
-    plans = tuple(
-        replace(
-            plan,
-            b_min=found.b_min,
-            proportions=dict(zip(("encoder", "llm"), found.proportions, strict=True)),
-            trials=split_names(trials),
-            data=names.get("data", ""),
-            cluster=names.get("cluster") or plan.cluster,
-        )
-        for plan in result.plans
-    )
-    return PlanReport(
-        result=replace(result, plans=plans),
-        b_min=found,
-        trials=trials,
-        request=request,
-        warnings=_warnings(request, found),
-    )
-
-
-def _warnings(request: PlanRequest, found: BMin) -> tuple[str, ...]:
-    warnings = []
-    if request.global_batch_size < found.b_min:
-        warnings.append(
-            f"The global batch of {request.global_batch_size} samples is smaller than b_min "
-            f"{found.b_min}: single steps may need another split than the plan's"
-        )
-    if not found.stable:
-        first, second = found.competitors[:2]
-        names = [":".join(map(str, item.allocation)) for item in (first, second)]
-        apart = abs(first.relative_time / second.relative_time - 1)
-        warnings.append(
-            f"The share lies on a rounding boundary: batches of {found.b_min} samples ask for "
-            f"{names[0]} or {names[1]} GPUs, whose step times differ by {100 * apart:.1f} %"
-        )
-    return tuple(warnings)
-
-
-def gpu_work(request: PlanRequest, *, encoder_tp: int, llm_tp: int) -> np.ndarray:
-    """GPU-milliseconds per sample in encoder and LLM, ``[num_samples, 2]``.
-
-    Args:
-        request: Model, sizes, cost model, training.
-        encoder_tp: Tensor parallelism of the encoder, which changes its efficiency.
-        llm_tp: The same for the LLM.
-    """
-    costs = sample_costs(
-        request.model,
-        request.table,
-        request.cost_model,
-        request.training,
-        encoder_tp=encoder_tp,
-        llm_tp=llm_tp,
-    )
-    return np.stack([costs.encoder_ms * encoder_tp, costs.llm_ms * llm_tp], axis=1)
 
 
 def load_table(data: Any, model: ModelShape) -> SizeTable:

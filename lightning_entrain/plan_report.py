@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightning_entrain.plan.planner import PlanReport
 from lightning_entrain.plan.types import ParallelPlan
-
-if TYPE_CHECKING:
-    from lightning_entrain.plan_app import PlanReport
 
 
 def print_report(
@@ -69,7 +66,7 @@ def _workload_table(report: PlanReport) -> Table:
 
 
 def _share_text(report: PlanReport) -> Text:
-    found = report.b_min
+    found = report.profile.b_min
     share = found.proportions[0]
     low, high = found.interval
     return Text(
@@ -79,7 +76,7 @@ def _share_text(report: PlanReport) -> Text:
 
 
 def _trials_table(report: PlanReport) -> Table:
-    found = report.b_min
+    found = report.profile.b_min
     state = "stable" if found.stable else "not stable at the largest batch tried"
     grid = Table(
         title=f"b_min = {found.b_min} ({state}); split of {found.num_gpus} GPUs per batch size",
@@ -87,7 +84,7 @@ def _trials_table(report: PlanReport) -> Table:
     )
     grid.add_column("batch", justify="right")
     grid.add_column("encoder:LLM splits seen (times)", min_width=40)
-    for size, seen in report.trials.items():
+    for size, seen in report.profile.trials.items():
         parts = [
             f"{':'.join(map(str, allocation))} ({count})"
             for allocation, count in sorted(seen.items(), reverse=True)
