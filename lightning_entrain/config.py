@@ -193,8 +193,16 @@ class EntrainStrategyConf:
         None, "LLM stages per replica; null takes the processes that are left.", minimum=1
     )
     replicas: int = option(1, "Data-parallel copies of the pipeline.", minimum=1)
+    schedule: str = option(
+        "1f1b",
+        "Order of forward and backward passes.",
+        choices=("1f1b", "1f1b_split", "1f1b_eager", "zero_bubble"),
+    )
     timeout_seconds: float = option(
         600.0, "Longest wait for another process, seconds, before the job ends.", above=0
+    )
+    stop_seconds: float = option(
+        60.0, "Longest time to finish a step and save after SIGTERM, seconds.", above=0
     )
     process_group_backend: str | None = option(
         None, "gloo or nccl; null takes the device's usual one.", choices=("gloo", "nccl")
@@ -220,7 +228,7 @@ class TrainerConf:
         "Processes on this machine; null takes replicas x stages, 2 for the default layout.",
         minimum=1,
     )
-    max_steps: int = option(60, "Optimizer steps; -1 for no limit.", minimum=-1)
+    max_steps: int = option(48, "Optimizer steps; -1 for no limit.", minimum=-1)
     max_epochs: int | None = option(None, "Passes over the data; null for no limit.", minimum=1)
     precision: str = option(
         "32-true",
@@ -232,7 +240,7 @@ class TrainerConf:
         1.0, "Greatest norm of the gradient over all stages; null for no clipping.", above=0
     )
     val_check_interval: int | None = option(
-        20, "Training batches between validations; null validates once per epoch.", minimum=1
+        16, "Training batches between validations; null validates once per epoch.", minimum=1
     )
     limit_val_batches: int = option(2, "Global batches per validation; 0 for none.", minimum=0)
     log_every_n_steps: int = option(1, "Steps between logged values.", minimum=1)

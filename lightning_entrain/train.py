@@ -129,6 +129,7 @@ def train(config: DictConfig) -> RunResult | None:
     datamodule = instantiate(config.data)
     if launching:
         datamodule.prepare_data()
+        datamodule.setup("fit")
     module = build_module(config, datamodule)
     summary = RunSummary()
     trainer = build_trainer(config, devices, extra_callbacks=[summary])

@@ -1,0 +1,232 @@
+"""`entrain-train` as users run it: results, layouts, resuming, and how it ends when it cannot."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from lightning_entrain.conf_path import conf_dir
+from lightning_entrain.config import register_configs
+from lightning_entrain.errors import ConfigError, DataError
+from lightning_entrain.models.tiny import tiny_vlm
+from lightning_entrain.module import EntrainLightningModule
+from lightning_entrain.train import train
+
+pytestmark = pytest.mark.timeout(300)
+COMMAND = str(Path(sys.executable).with_name("entrain-train"))
+QUICK = ["experiment=quick", "data=synthetic", "callbacks.checkpoint.save_top_k=0"]
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """Caches and W&B files below the test's folder, no account, one thread per process."""
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "wandb-own"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "HYDRA_FULL_ERROR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("LIGHTNING_ENTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def launch(environment):
+    """Runs the command in the test's folder and checks that no process stays."""
+
+    def run(*overrides, timeout=250):
+        done = subprocess.run(
+            [COMMAND, *overrides],
+            cwd=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            env=dict(os.environ),
+        )
+        assert processes_with(str(environment)) == []
+        return done
+
+    return run
+
+
+def processes_with(text):
+    """Command lines of running processes that work in or name a folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            place = os.readlink(folder / "cwd")
+        except OSError:
+            continue
+        if "entrain-train" in line and (text in line or text in place):
+            found.append(line)
+    return found
+
+
+def composed(run_dir, *overrides):
+    register_configs()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("train", overrides=[f"run_dir={run_dir}", *overrides])
+
+
+def losses(folder):
+    (path,) = Path(folder).rglob("metrics.csv")
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(len(rows)))
+    return [float(row["train/loss"]) for row in rows]
+
+
+@pytest.mark.slow
+def test_the_main_job_learns_and_leaves_what_it_says(launch, environment):
+    """The defaults with fewer, smaller charts and steps; the loss falls to below 60 % of its start."""
+    folder = environment / "run"
+    small = ["data.source.num_samples=24", "data.source.max_side=600", "data.global_batch_size=8"]
+    done = launch(*small, "trainer.max_steps=16", f"hydra.run.dir={folder}")
+    assert done.returncode == 0, done.stderr
+    found = losses(folder)
+    assert len(found) == 16
+    assert sum(found[-3:]) / 3 < 0.6 * found[0]
+    assert "Traceback" not in done.stderr
+
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
+    report = {line[0]: " ".join(line[1:]) for line in lines}
+    assert report["train/loss"] == f"first {found[0]:.4f}, last {found[-1]:.4f}"
+    assert report["steps"] == "16 on 2 process(es)"
+    assert float(report["samples/s"]) > 0
+    assert float(report["tokens/s"].replace(",", "")) > 0
+    assert report["next"] == "entrain-train trainer.devices=3 strategy.llm_stages=2"
+    assert done.stdout.count("Run finished") == 1
+    assert done.stdout.count("step 16/16") == 1
+
+    (wandb_file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert wandb_file.stat().st_size > 1000
+    assert (environment / report["W&B"].split()[0]).samefile(wandb_file.parent)
+    with open(folder / "metrics.csv", newline="") as file:
+        row = next(csv.DictReader(file))
+    assert float(row["variability/encoder_cv"]) > 0.1
+    assert float(row["variability/llm_std"]) > 1
+
+    # The checkpoint is the whole model's: it loads into a plain module on this one process.
+    checkpoint = torch.load(environment / report["checkpoint"], weights_only=False)
+    state = checkpoint["state_dict"]
+    (embedding,) = [state[name] for name in state if name.endswith("embed_tokens.weight")]
+    module = EntrainLightningModule(tiny_vlm(len(embedding), image_token_id=0))
+    module.load_state_dict(state, strict=True)
+    assert checkpoint["global_step"] == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", [["trainer.devices=2"], ["trainer.devices=3", "strategy.llm_stages=2"]], ids=" ".join
+)
+def test_a_layout_and_one_process_train_alike(layout, launch, environment):
+    result = train(composed(environment / "single", *QUICK, "strategy=single"))
+    expected = losses(environment / "single")
+    assert len(expected) == 12
+    assert result.summary.first_loss == pytest.approx(expected[0], rel=1e-6)
+    done = launch(*QUICK, *layout, f"hydra.run.dir={environment / 'several'}")
+    assert done.returncode == 0, done.stderr
+    assert losses(environment / "several") == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(environment):
+    common = [*QUICK, "strategy=single", "module.max_steps=8", "logger=csv"]
+    train(composed(environment / "whole", *common, "trainer.max_steps=8"))
+    train(composed(environment / "first", *common, "trainer.max_steps=5"))
+    checkpoint = environment / "first" / "checkpoints" / "last.ckpt"
+    resume = [f"ckpt_path={checkpoint}", "trainer.max_steps=8"]
+    train(composed(environment / "second", *common, *resume))
+    whole = losses(environment / "whole")
+    assert losses(environment / "first") == pytest.approx(whole[:5], rel=1e-6)
+    with open(environment / "second" / "metrics.csv", newline="") as file:
+        rows = [(int(row["step"]), float(row["train/loss"])) for row in csv.DictReader(file)]
+    assert rows == [(step, pytest.approx(whole[step], rel=1e-6)) for step in (5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        (
+            ["strategy.encoder_stages=4", "strategy.llm_stages=1"],
+            ConfigError,
+            r"encoder_stages=4 for a module of 3 layer\(s\)\. Limit: .*Remedy: ",
+        ),
+        (["ckpt_path=gone.ckpt"], ConfigError, r"ckpt_path is 'gone\.ckpt'.*Remedy: "),
+        (["data.global_batch_size=1000"], DataError, r"Limit: at least one global batch of 1000"),
+        (["data.assignment=best"], ConfigError, r"'best'\. Limit: one of .*fixed"),
+    ],
+)
+def test_bad_input_is_refused_before_any_process_is_started(
+    overrides, kind, message, environment, monkeypatch
+):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("lightning_entrain.runtime.launcher.subprocess.Popen", refuse)
+    with pytest.raises(Exception, match=message) as caught:
+        train(composed(environment / "run", *QUICK, "logger=none", *overrides))
+    error = caught.value
+    assert isinstance(error, kind) or isinstance(error.__cause__, kind)
+
+
+@pytest.mark.slow
+def test_a_missing_data_folder_is_one_clear_message(launch, environment):
+    done = launch("data=folder", "data.source.folder=nowhere", "hydra.run.dir=run")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.strip()]
+    assert line.startswith("Error: ")
+    assert "nowhere" in line
+    assert "Remedy: " in line
+
+
+def test_a_wrong_name_ends_with_a_suggestion(launch):
+    done = launch("strategy.llm_stage=2")
+    assert done.returncode == 1
+    assert "Key 'llm_stage' not in 'EntrainStrategyConf'" in done.stderr
+    assert "Remedy: did you mean strategy.llm_stages?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_value_ends_with_its_name(launch):
+    done = launch("trainer.devices=two")
+    assert done.returncode == 1
+    assert "Value 'two' of type 'str' could not be converted to Integer" in done.stderr
+    assert "trainer.devices" in done.stderr
+    assert "Remedy: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_devices_that_do_not_fit_the_stages_end_at_once(launch):
+    done = launch("trainer.devices=3", "strategy.encoder_stages=1", "strategy.llm_stages=1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: 3 device(s) for 1 replica(s) x (1 encoder + 1 LLM)")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_traceback_is_shown_on_request(launch):
+    done = launch("trainer.devices=0", "debug=true")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "trainer.devices is 0" in done.stderr
+
+
+def test_a_sweep_of_jobs_with_several_processes_is_refused(launch):
+    done = launch("-m", "seed=1,2")
+    assert done.returncode == 1
+    assert "Error: A multirun (-m) with 2 processes per job" in done.stderr
+    assert "Remedy: add strategy=single" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_shows_how_to_start(launch):
+    done = launch("--help")
+    assert done.returncode == 0
+    assert "entrain-train strategy=single" in done.stdout
+    assert "max_steps: 48" in done.stdout
