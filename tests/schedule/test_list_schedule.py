@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_entrain.errors import ScheduleError
-from lightning_entrain.schedule import list_kernel
+from lightning_entrain.schedule import list_kernel, polish_kernel
 from lightning_entrain.schedule.list_schedule import tune_list_schedule
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.simulate import StepCosts, simulate
@@ -96,3 +96,29 @@ def test_compiled_and_interpreted_are_the_same(monkeypatch):
         results.append((best, order.tolist(), warmup.tolist(), delay.tolist()))
     assert results[0] == results[1]
     assert results[0][0] < list_kernel.STUCK
+
+
+def test_polishing_never_loses_and_keeps_lists_legal():
+    rng = np.random.default_rng(2)
+    num, place = 8, np.array([0, 1, 2, 2, 1, 0])
+    tables = np.zeros((7, 6, num), dtype=np.int64)
+    tables[:3] = rng.integers(500, 2000, (3, 6, num))
+    tables[5] = tables[6] = rng.integers(5, 10, (6, num))
+    order, caps = np.arange(num), np.full(3, 60)
+    codes = np.full((3, 18 * num), -1)
+    done = codes.copy()
+    warmup, delay = np.full(6, num), np.full(6, num)
+    start = list_kernel.evaluate_list(
+        place, order, tables, tables, caps, warmup, delay, codes, done, list_kernel.STUCK
+    )
+    codes[:] = done
+    best = polish_kernel.polish(place, order, tables, caps, codes, done, 4000, 1)
+    assert best < start
+    for rank, own in enumerate(done):
+        length = int((own >= 0).sum())
+        assert length == 2 * 3 * num
+        assert polish_kernel.is_legal(own, length, order, tables, caps[rank])
+    swapped = done[0].copy()
+    swapped[0], swapped[1] = swapped[1], swapped[0]
+    polish_kernel.move(swapped, 0, length - 1)
+    assert not polish_kernel.is_legal(swapped, length, order, tables, caps[0])

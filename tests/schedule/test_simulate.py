@@ -10,7 +10,7 @@ from lightning_entrain.schedule import replay
 from lightning_entrain.schedule.graph import StepGraph
 from lightning_entrain.schedule.one_f_one_b import build_1f1b, build_forward_only
 from lightning_entrain.schedule.simulate import Link, StepCosts, encode, simulate
-from lightning_entrain.schedule.types import ActionKind, Placement, RowCounts
+from lightning_entrain.schedule.types import ActionKind, Placement, RowCounts, Schedule
 from lightning_entrain.schedule.verify import peak_live
 
 from .helpers import cases, full_rows, lowered
@@ -139,6 +139,31 @@ def test_peak_bytes_count_what_is_alive():
     costs = StepCosts(forward_ms=ones, input_ms=ones, weight_ms=ones, activation_bytes=size)
     found = simulate(build_1f1b(placement, rows), costs, rows)
     assert found.peak_bytes == (12.0, 4.0)  # 0F0 0F1 | 0B0 0F2 ...; one at a time on the second
+
+
+def test_a_deferred_microbatch_waits_for_its_encoder():
+    rows = RowCounts(encoder=(8, 0), segments={(0, 1): 2}, llm=(0, 5))
+    placement = Placement.one_per_rank(1, 1)
+    found = simulate(build_1f1b(placement, rows), unit_costs(placement, rows), rows)
+    times = {str(r.action): (r.start_ms, r.end_ms) for r in found.timeline.rows}
+    assert times == {"0F0": (0, 1), "1F1": (1, 2), "1B1": (2, 4), "0B0": (4, 6)}
+
+
+def test_segments_free_their_share_of_the_memory():
+    rows = RowCounts(
+        encoder=(8, 8),
+        segments={(0, 0): 1, (0, 1): 1, (1, 1): 2},
+        llm=(3, 3),
+        segment_patches={(0, 0): 2, (0, 1): 6, (1, 1): 8},
+    )
+    schedule = Schedule.from_text(
+        "schedule by_hand\nencoder_stages 1\nllm_stages 1\nstage_to_rank 0 1\n"
+        "rank 0: 0F0 0B0>0 0F1 0B0>1 0B1\nrank 1: 1F0 1B0 1F1 1B1\n"
+    )
+    costs = unit_costs(schedule.placement, rows)
+    found = simulate(schedule, costs, rows)
+    assert found.peak_bytes == (1.75, 1.0)  # a quarter of microbatch 0 is gone before F1
+    assert found.peak_live == (2, 1)
 
 
 def test_costs_from_loads():
