@@ -146,13 +146,13 @@ def test_engine_takes_the_place_of_the_loop(model):
     expected = model(batch).item()
     seen: list[PlannedBatch] = []
 
-    class Engine(torch.nn.Module):
+    class Engine(torch.nn.Linear):
         def forward(self, batch: PlannedBatch) -> torch.Tensor:
             seen.append(batch)
             return torch.tensor(7.0)
 
     names = list(model.state_dict())
-    model.attach_engine(Engine())
+    model.attach_engine(Engine(1, 1))
     assert model(batch).item() == 7.0
     assert seen == [batch]
     assert list(model.state_dict()) == names

@@ -131,6 +131,12 @@ def test_tied_parameters_are_reported_and_listed_twice():
     assert tiny_vlm().tied_parameters() == ()
 
 
+def test_layer_1_is_not_layer_10():
+    model = nano_vlm(encoder_layers=11, llm_layers=12)
+    owned = owned_names(model, [(1, 2)], [(1, 2)])
+    assert {name.split("layers.")[-1].split("blocks.")[-1].split(".")[0] for name in owned} == {"1"}
+
+
 def test_ranges_outside_the_layers():
     with pytest.raises(ConfigError, match=r"\[2, 5\)"):
         prune_to_stages(make_model(False), [], [(2, 5)])
