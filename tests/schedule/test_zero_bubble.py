@@ -225,3 +225,20 @@ def test_memory_may_differ_by_rank():
     assert simulate(even.schedule, costs, rows).iteration_ms < found.iteration_ms
     with pytest.raises(ScheduleError, match="4 numbers"):
         tune_zero_bubble(placement, rows, costs, max_bytes=(5.0, 4.0))
+
+
+def test_weight_gradients_fill_gaps():
+    knobs = Knobs(warmup=(3, 2, 1), weight_delay=(9, 9, 9))  # all W at the end, but for gaps
+    schedule = build_zero_bubble(Placement.one_per_rank(1, 2), full_rows(4), knobs=knobs)
+    assert texts(schedule) == [
+        "0F0 0F1 0F2 0I0 0F3 0I1 0W0 0I2 0W1 0I3 0W2 0W3",
+        "1F0 1F1 1I0 1F2 1I1 1F3 1I2 1W0 1I3 1W1 1W2 1W3",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2W0 2W1 2W2 2W3",
+    ]
+
+
+def test_full_memory_brings_weight_gradients_forward():
+    codes, ones = np.zeros(12, dtype=np.int64), np.ones(4, dtype=np.int64)
+    num = zb_kernel.list_order(np.arange(4), ones, ones, 2, 3, 9, codes)
+    names = " ".join(f"{'FIW'[code % 3]}{code // 3}" for code in codes[:num].tolist())
+    assert names == "F0 F1 I0 W0 F2 I1 W1 F3 I2 I3 W2 W3"
