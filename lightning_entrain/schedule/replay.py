@@ -31,6 +31,59 @@ FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 
 
 @jit
+def arrival_of(
+    kind: int,
+    s: int,
+    m: int,
+    t: int,
+    num_encoder: int,
+    has_segment: NDArray[np.bool_],
+    activation: Floats,
+    gradient: Floats,
+) -> float:
+    """When the last input of an action is there; infinite if it is not yet made."""
+    whole = has_segment.shape[1]
+    last = activation.shape[0] - 1
+    ready = 0.0
+    if kind == FORWARD:
+        if s == num_encoder:
+            for lag in range(whole):
+                if m >= lag and has_segment[m - lag, lag]:
+                    ready = max(ready, activation[s, m - lag, lag])
+        elif s > 0:
+            ready = activation[s, m, whole]
+    elif kind != WEIGHT and s < last:
+        if s == num_encoder - 1 and t < 0:
+            for lag in range(whole):
+                if has_segment[m, lag]:
+                    ready = max(ready, gradient[s, m, lag])
+        else:
+            ready = gradient[s, m, whole if t < 0 else t - m]
+    return ready
+
+
+@jit
+def deliver(
+    source: int,
+    dest: int,
+    k: int,
+    slot: int,
+    now: float,
+    rank_of: Ints,
+    transfer_ms: Floats,
+    link_free: Floats,
+    made: Floats,
+) -> None:
+    """Send a tensor when it is made: it follows the one before on the same link."""
+    a, b = rank_of[source], rank_of[dest]
+    arrival = now
+    if a != b:
+        arrival = max(now, link_free[a, b]) + transfer_ms[source, k, slot]
+        link_free[a, b] = arrival
+    made[dest, k, slot] = arrival
+
+
+@jit
 def replay(
     offsets: Ints,
     stage: Ints,
@@ -70,11 +123,9 @@ def replay(
     """
     num_ranks = len(offsets) - 1
     num_stages = len(rank_of)
-    num_slots = has_segment.shape[1] + 1
-    whole = num_slots - 1
-    last = num_stages - 1
-    activation = np.full((num_stages, has_segment.shape[0], num_slots), np.inf)
-    gradient = np.full((num_stages, has_segment.shape[0], num_slots), np.inf)
+    whole = has_segment.shape[1]
+    activation = np.full((num_stages, has_segment.shape[0], whole + 1), np.inf)
+    gradient = np.full((num_stages, has_segment.shape[0], whole + 1), np.inf)
     link_free = np.zeros((num_ranks, num_ranks))
     free = np.zeros(num_ranks)
     place = offsets[:-1].copy()
@@ -86,58 +137,38 @@ def replay(
             while place[rank] < offsets[rank + 1]:
                 a = place[rank]
                 s, m, t = stage[a], microbatch[a], target[a]
-                ready = free[rank]
-                if kind[a] == FORWARD:
-                    if s == num_encoder:
-                        for lag in range(whole):
-                            if m >= lag and has_segment[m - lag, lag]:
-                                ready = max(ready, activation[s, m - lag, lag])
-                    elif s > 0:
-                        ready = max(ready, activation[s, m, whole])
-                elif kind[a] != WEIGHT and s < last:
-                    if s == num_encoder - 1 and t < 0:
-                        for lag in range(whole):
-                            if has_segment[m, lag]:
-                                ready = max(ready, gradient[s, m, lag])
-                    else:
-                        ready = max(ready, gradient[s, m, whole if t < 0 else t - m])
+                ready = arrival_of(kind[a], s, m, t, num_encoder, has_segment, activation, gradient)
                 if ready == np.inf:
                     break
-                start[a] = ready
-                now = ready + duration[a]
+                start[a] = max(ready, free[rank])
+                now = start[a] + duration[a]
                 end[a] = now
                 free[rank] = now
                 place[rank] += 1
                 num_done += 1
                 moved = True
-                if kind[a] == FORWARD and s < last:
-                    for slot in range(num_slots):
+                if kind[a] == FORWARD and s < num_stages - 1:
+                    for slot in range(whole + 1):
                         if s == num_encoder - 1:
-                            if slot == whole or not has_segment[m, slot]:
-                                continue
-                        elif slot != whole:
-                            continue
-                        arrival = now
-                        if rank_of[s + 1] != rank:
-                            arrival = max(now, link_free[rank, rank_of[s + 1]])
-                            arrival += forward_ms[s, m, slot]
-                            link_free[rank, rank_of[s + 1]] = arrival
-                        activation[s + 1, m, slot] = arrival
+                            wanted = slot < whole and has_segment[m, slot]
+                        else:
+                            wanted = slot == whole
+                        if wanted:
+                            deliver(
+                                s, s + 1, m, slot, now, rank_of, forward_ms, link_free, activation
+                            )
                 elif (kind[a] == BACKWARD or kind[a] == INPUT) and s > 0:
-                    for slot in range(num_slots):
-                        k = m
+                    for lag in range(whole + 1):
+                        k, slot = m, lag
                         if s == num_encoder:
-                            k = m - slot
-                            if slot == whole or k < 0 or not has_segment[k, slot]:
-                                continue
-                        elif slot != (whole if t < 0 else t - m):
-                            continue
-                        arrival = now
-                        if rank_of[s - 1] != rank:
-                            arrival = max(now, link_free[rank, rank_of[s - 1]])
-                            arrival += backward_ms[s, k, slot]
-                            link_free[rank, rank_of[s - 1]] = arrival
-                        gradient[s - 1, k, slot] = arrival
+                            k = m - lag
+                            wanted = lag < whole and k >= 0 and has_segment[k, lag]
+                        else:
+                            wanted = slot == (whole if t < 0 else t - m)
+                        if wanted:
+                            deliver(
+                                s, s - 1, k, slot, now, rank_of, backward_ms, link_free, gradient
+                            )
     return num_done
 
 

@@ -196,7 +196,7 @@ def test_segments_take_their_share_of_the_backward():
 
 
 @pytest.mark.parametrize("case_seed", range(5))
-def test_compiled_and_interpreted_give_the_same(case_seed):
+def test_compiled_and_interpreted_give_the_same(case_seed, monkeypatch):
     rng = random.Random(case_seed)
     placement, rows = Placement.one_per_rank(2, 2), full_rows(rng.randint(2, 5))
     schedule = build_1f1b(placement, rows)
@@ -207,6 +207,9 @@ def test_compiled_and_interpreted_give_the_same(case_seed):
     durations = np.stack(tables)[kind, stage, microbatch]
     start, end = np.zeros(len(stage)), np.zeros(len(stage))
     none = np.zeros((4, rows.num_microbatches, 2))
+    for name in ("arrival_of", "deliver"):
+        function = getattr(replay, name)
+        monkeypatch.setattr(replay, name, getattr(function, "py_func", function))
     python = getattr(replay.replay, "py_func", replay.replay)
     python(
         offsets,
