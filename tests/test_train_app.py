@@ -85,7 +85,7 @@ def losses(folder):
 
 @pytest.mark.slow
 def test_the_main_job_learns_and_leaves_what_it_says(launch, environment):
-    """The defaults with fewer, smaller charts and steps; the loss falls to below 60 % of its start."""
+    """The defaults with fewer, smaller charts; the loss falls to below 60 % of its start."""
     folder = environment / "run"
     small = ["data.source.num_samples=24", "data.source.max_side=600", "data.global_batch_size=8"]
     done = launch(*small, "trainer.max_steps=16", f"hydra.run.dir={folder}")
