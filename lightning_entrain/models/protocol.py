@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,19 @@ class PipelineModule(nn.Module, ABC):
         """Pairs of state-dict names that are one parameter, such as embedding and head."""
         return ()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Change of device or dtype; state outside checkpoints keeps its dtype.
+
+        Rotary frequencies rounded to bfloat16 would turn far positions by another angle.
+        """
+        kept = list(_floating_tables(self))
+        super()._apply(fn, recurse)
+        for owner, name, table in kept:
+            changed = owner._buffers[name]
+            if changed is not None and changed.dtype != table.dtype:
+                owner._buffers[name] = table.to(changed.device)
+        return self
+
     def check_range(self, start: int, stop: int) -> None:
         """Raise ``ConfigError`` unless ``[start, stop)`` is a non-empty range of layers."""
         if not 0 <= start < stop <= self.num_layers:
@@ -173,6 +186,14 @@ class LlmModule(PipelineModule):
         Returns:
             ``[tokens, hidden_size]``, or logits ``[tokens, output_size]`` after the last layer.
         """
+
+
+def _floating_tables(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    for owner in module.modules():
+        for name in owner._non_persistent_buffers_set:
+            table = owner._buffers.get(name)
+            if table is not None and table.is_floating_point():
+                yield owner, name, table
 
 
 def refuse_dropout(module: nn.Module, what: str) -> None:

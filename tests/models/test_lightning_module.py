@@ -88,6 +88,18 @@ def test_checkpoint_loads_and_resumes(tmp_path):
         assert torch.allclose(module.state_dict()[name], value, atol=1e-7), name
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_half_precision(tmp_path, precision):
+    module = EntrainLightningModule(nano_vlm(), learning_rate=3e-3)
+    _, rows = fit(module, tmp_path, precision=precision)
+    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+    exact = nano_vlm()(make_batch(GROUPING)).item()
+    assert losses[0] == pytest.approx(exact, rel=0.01)
+    assert losses[0] != exact
+    assert losses[-1] < losses[0] - 0.1
+
+
 def test_no_decay_on_norms_and_biases():
     model = nano_vlm()
     model.llm.model.embed_tokens.requires_grad_(False)

@@ -99,6 +99,18 @@ def test_projector_option():
         vlm_from_configs(VISION, TEXT, image_token_id=0, projector="linear")
 
 
+def test_rotary_tables_stay_exact_in_bfloat16():
+    model = nano_vlm()
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    assert any("inv_freq" in name for name in before)
+    model.bfloat16()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    for name, table in model.named_buffers():
+        assert table.dtype == torch.float32
+        assert torch.equal(table, before[name])
+    assert model.to("meta").llm.model.rotary_emb.inv_freq.device.type == "meta"
+
+
 def test_gradient_checkpointing_recomputes_and_agrees():
     batch = make_batch(([[0, 1], [2]], [[0], [1, 2]]), rows=[0, 1, 4])
     calls = {False: 0, True: 0}
