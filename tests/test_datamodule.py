@@ -16,7 +16,7 @@ from lightning_entrain import EntrainDataModule
 from lightning_entrain.data import images
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.cache import CACHE_VARIABLE
-from lightning_entrain.data.charts import charts_datamodule
+from lightning_entrain.data.charts.source import ChartSource
 from lightning_entrain.data.parquet import ParquetSource
 from lightning_entrain.data.sampler import PlannedLoader
 from lightning_entrain.data.synthetic import SyntheticSource
@@ -467,16 +467,15 @@ def test_a_checkpoint_of_other_data_gives_a_warning() -> None:
 
 
 def test_charts_are_drawn_measured_and_batched_in_one_go(tmp_path: Path) -> None:
-    datamodule = charts_datamodule(
-        num_samples=10,
+    source = ChartSource(
+        10,
         max_side=200,
         text_only_fraction=0.2,
-        draw_workers=1,
+        num_workers=1,
         cache_dir=str(tmp_path),
         progress=False,
-        global_batch_size=4,
-        num_microbatches=2,
     )
+    datamodule = make(source, tokenizer=None, max_pixels=50_176)
     datamodule.prepare_data()
     batch = next(iter(datamodule.train_dataloader()))
     text = datamodule.tokenizer.decode(batch.input_ids[0, 0].tolist())
