@@ -101,56 +101,60 @@ def transformer_block(
         experts_per_token: Experts each row visits.
         shared_mlp_size: Inner width of an expert that every row visits, with its gate; 0 for none.
     """
+    linears = _attention_linears(hidden_size, attention, qkv_bias, output_bias, fused_qkv)
+    linears += _mlp(hidden_size, mlp_size, gated, mlp_bias, num_experts, experts_per_token)
+    if num_experts:
+        linears.append(Linear(in_features=hidden_size, out_features=num_experts))
+    if shared_mlp_size:
+        linears += _mlp(hidden_size, shared_mlp_size, gated, mlp_bias, 0, 0)
+        linears.append(Linear(in_features=hidden_size, out_features=1))
+
     width, kv_width = attention.width, attention.kv_width
-    linears = [
-        Linear(in_features=hidden_size, out_features=out, bias=qkv_bias, shard=Shard.COLUMN)
-        for out in ((width + 2 * kv_width,) if fused_qkv else (width, kv_width, kv_width))
-    ]
-    linears.append(
-        Linear(in_features=width, out_features=hidden_size, bias=output_bias, shard=Shard.ROW)
-    )
-    parameters = (4 if sandwich_norms else 2) * norm_parameters(norm, hidden_size)
-    parameters += 2 * hidden_size if layer_scale else 0
-    saved = [*norm_saved(norm, hidden_size), Saved(width=hidden_size, for_weights=True)]
-    moved = (4 if sandwich_norms else 2) * _norm_moved(hidden_size) + 6.0 * hidden_size
+    num_norms = 4 if sandwich_norms else 2
+    parameters = num_norms * norm_parameters(norm, hidden_size)
+    moved = num_norms * _norm_moved(hidden_size) + 6.0 * hidden_size
+    saved = [*norm_saved(norm, hidden_size)] * num_norms
+    saved += [Saved(width=hidden_size, for_weights=True)] * 2  # inputs of attention and MLP
     if qk_norm is not None:
         heads = (attention.num_heads, attention.num_kv_heads) if qk_norm_per_head else (1, 1)
-        widths = (width, kv_width)
-        for count, total in zip(heads, widths, strict=True):
+        for count, total in zip(heads, (width, kv_width), strict=True):
             parameters += norm_parameters(qk_norm, total // count)
             saved += [_scaled(item, count, total) for item in norm_saved(qk_norm, total // count)]
             moved += _norm_moved(total)
     saved += _attention_saved(attention, fused_qkv, rotary, chunked_attention)
     moved += 2.0 * (width + kv_width) if rotary else 0.0
-    if sandwich_norms:
-        saved += [*norm_saved(norm, hidden_size)] * 2
     if layer_scale:
+        parameters += 2 * hidden_size
         saved += [Saved(width=hidden_size, for_weights=True)] * 2
         moved += 4.0 * hidden_size
-    saved += [*norm_saved(norm, hidden_size), Saved(width=hidden_size, for_weights=True)]
-
-    mlp = _mlp(hidden_size, mlp_size, gated, mlp_bias, num_experts, experts_per_token)
-    if num_experts:
-        mlp.append(Linear(in_features=hidden_size, out_features=num_experts))
-    if shared_mlp_size:
-        mlp += _mlp(hidden_size, shared_mlp_size, gated, mlp_bias, 0, 0)
-        mlp.append(Linear(in_features=hidden_size, out_features=1))
-    inner = mlp_size * max(1, experts_per_token if num_experts else 1) + shared_mlp_size
+    inner = mlp_size * (experts_per_token if num_experts else 1) + shared_mlp_size
     saved += _mlp_saved(inner, gated, activation)
+    moved += (3.0 if gated else 2.0) * inner
     if num_experts:
         # Each visited expert gets its own copy of the row, and its output is kept to be weighted.
         saved += [Saved(width=2.0 * experts_per_token * hidden_size)]
         saved += [Saved(width=num_experts, kept=Kept.FP32)]
-    moved += (3.0 if gated else 2.0) * inner
     return Layer(
         kind=kind,
-        linears=tuple(linears + mlp),
+        linears=tuple(linears),
         attention=attention,
         other_parameters=parameters,
         moved=moved,
         num_kernels=(12 if rotary else 0) + (24 if norm != "layer" else 12),
         saved=tuple(saved),
     )
+
+
+def _attention_linears(
+    hidden_size: int, attention: Attention, qkv_bias: bool, output_bias: bool, fused: bool
+) -> list[Linear]:
+    width, kv_width = attention.width, attention.kv_width
+    inputs = [
+        Linear(in_features=hidden_size, out_features=size, bias=qkv_bias, shard=Shard.COLUMN)
+        for size in ((width + 2 * kv_width,) if fused else (width, kv_width, kv_width))
+    ]
+    output = Linear(in_features=width, out_features=hidden_size, bias=output_bias, shard=Shard.ROW)
+    return [*inputs, output]
 
 
 def _scaled(item: Saved, count: int, total: int) -> Saved:
