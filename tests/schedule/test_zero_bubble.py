@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_entrain.assign.types import ReplicaAssignment
 from lightning_entrain.errors import ScheduleError
-from lightning_entrain.schedule import ramp_kernel, zb_kernel
+from lightning_entrain.schedule import ramp_kernel, zb_kernel, zero_bubble
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.ramp import tune_ramp
 from lightning_entrain.schedule.simulate import Link, StepCosts, simulate
@@ -104,19 +104,22 @@ def test_zero_bubble_with_deferral_splits_the_encoder_backward():
     verify(lowered(schedule, rows), rows)
 
 
-def test_kernel_time_is_the_simulators():
+@pytest.mark.parametrize(
+    "placement", [Placement.one_per_rank(3, 2), Placement.contiguous(3, 2, 3)], ids=str
+)
+def test_kernel_time_is_the_simulators(placement):
     rng = np.random.default_rng(5)
-    placement, rows = Placement.one_per_rank(3, 2), full_rows(12)
+    rows, num_ranks = full_rows(12), placement.num_ranks
     loads = 1 + 0.2 * rng.standard_normal((2, 12))
     costs = StepCosts.from_loads(placement, loads[0], loads[1], [0.3, 0.3, 0.4, 0.5, 0.5])
-    link = Link(boundary_columns=(8,) * 4, bytes_per_value=2, bytes_per_ms=5000, latency_ms=0.001)
+    link = Link(boundary_columns=(8,) * 4, bytes_per_value=2, bytes_per_ms=5000, latency_ms=0.01)
     tables = cost_tables(placement, rows, costs, max_bytes=None, link=link)
-    knobs = Knobs.zb_h1(5)
-    done = np.zeros((5, 36), dtype=np.int64)
+    knobs = Knobs.zb_h1(num_ranks)
+    done = np.zeros((num_ranks, 36), dtype=np.int64)
     makespan = zb_kernel.evaluate(
         np.arange(12),
-        tables,
-        np.full(5, 1 << 59),
+        zero_bubble._merge(tables, placement),
+        np.full(num_ranks, 1 << 59),
         np.array(knobs.warmup),
         np.array(knobs.weight_delay),
         np.zeros_like(done),
