@@ -125,11 +125,11 @@ def test_polishing_never_loses_and_keeps_lists_legal():
 
 
 def test_a_rank_keeps_room_for_what_is_under_way():
-    # Two stages per rank, room for three activations: without a reserve the first stage's
+    # Two stages per rank, room for two activations: without a reserve the first stage's
     # forwards would fill it and nothing could come back.
     tables = np.ones((7, 4, 6), dtype=np.int64)
     tables[3:5] = 0
-    place, order, caps = np.array([0, 1, 0, 1]), np.arange(6), np.full(2, 3)
+    place, order, caps = np.array([0, 1, 0, 1]), np.arange(6), np.full(2, 2)
     done = np.full((2, 36), -1)
     warmup, delay = np.full(4, 6), np.full(4, 0)
     makespan = list_kernel.run_list(
