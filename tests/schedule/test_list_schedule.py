@@ -137,3 +137,16 @@ def test_a_rank_keeps_room_for_what_is_under_way():
     )
     assert makespan < list_kernel.STUCK
     assert (done >= 0).sum() == 3 * 4 * 6
+
+
+def test_rerun_moves_weight_gradients_into_gaps():
+    tables = np.ones((7, 2, 3), dtype=np.int64)
+    tables[3:5] = 0
+    tables[1, 1] = 4  # a slow I on the last stage leaves gaps on the first
+    place, order = np.array([0, 1]), np.arange(3)
+    late = [[0, 3, 6, 1, 4, 7, 2, 5, 8], [9, 10, 12, 13, 15, 16, 11, 14, 17]]
+    codes = np.array(late)
+    done = codes.copy()
+    list_kernel.rerun(place, order, tables, codes, done, list_kernel.STUCK - 1)
+    assert done[0].tolist() == [0, 3, 6, 1, 2, 4, 5, 7, 8]
+    assert done[1].tolist() == late[1]

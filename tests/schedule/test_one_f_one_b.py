@@ -136,9 +136,13 @@ def test_bad_caps_are_refused(caps):
         build_1f1b(Placement.one_per_rank(1, 1), full_rows(2), caps=caps)
 
 
-def test_schedule_imports_without_torch():
+def test_schedule_imports_fast_and_without_torch_or_numba():
     code = (
-        "import sys, lightning_entrain.schedule.verify, lightning_entrain.schedule.one_f_one_b;"
-        "assert 'torch' not in sys.modules"
+        "import sys, time; start = time.perf_counter();"
+        "import lightning_entrain.schedule.verify, lightning_entrain.schedule.predict;"
+        "import lightning_entrain.schedule.ramp, lightning_entrain.schedule.limits;"
+        "import lightning_entrain.schedule.dip, lightning_entrain.observe.timeline;"
+        "assert not {'torch', 'numba'} & set(sys.modules);"
+        "assert time.perf_counter() - start < 5"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
