@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,7 +20,10 @@ from lightning_entrain.data.records import Source
 from lightning_entrain.data.sampler import PlannedLoader, PlannedSampler
 from lightning_entrain.data.tokenizer import TextTokenizer
 from lightning_entrain.errors import ConfigError, DataError
+from lightning_entrain.plan.planner import WorkloadProfile
+from lightning_entrain.planning import Workload
 from lightning_entrain.workload.image_rule import ImageRule
+from lightning_entrain.workload.sizes import SampleSize
 
 SPLITS = ("train", "val", "test")
 
@@ -41,6 +45,8 @@ class EntrainDataModule(pl.LightningDataModule):
         micro_batch_size: Samples per microbatch, instead of ``num_microbatches``.
         assignment: Name of the policy that assigns samples to replicas and microbatches, or a
             function (see :class:`Policy`).
+        max_lag: 1 lets a sample's LLM work lag one microbatch behind its encoding (deferral), 0
+            forbids it. None: 1 for ``entrain``, which is defined by it, else 0.
         seed: Decides the order of training samples, together with the epoch.
         shuffle: Whether training samples are shuffled every epoch.
         val_fraction: Share of the samples kept for validation. Which they are does not depend on
@@ -73,7 +79,8 @@ class EntrainDataModule(pl.LightningDataModule):
         global_batch_size: int = 16,
         num_microbatches: int | None = None,
         micro_batch_size: int | None = None,
-        assignment: str | Policy = "fixed",
+        assignment: str | Policy = "joint",
+        max_lag: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         val_fraction: float = 0.1,
@@ -101,7 +108,7 @@ class EntrainDataModule(pl.LightningDataModule):
             num_microbatches=num_microbatches,
             micro_batch_size=micro_batch_size,
         )
-        self.policy = resolve_policy(assignment)
+        self.policy = resolve_policy(assignment, max_lag)
         self.image_rule = ImageRule(
             patch_size=patch_size,
             merge_size=merge_size,
@@ -155,6 +162,41 @@ class EntrainDataModule(pl.LightningDataModule):
         """Indices in :attr:`dataset` of a split's samples: ``train``, ``val`` or ``test``."""
         self.dataset  # noqa: B018  (sets up)
         return self._parts[split]
+
+    def profile(
+        self, workload: Workload | None = None, num_gpus: int | None = None
+    ) -> WorkloadProfile:
+        """Profile batches of the training samples (paper, section 4.2, Algorithm 1).
+
+        Args:
+            workload: What samples cost; default that of the trainer's strategy.
+            num_gpus: Devices of one replica; default the strategy's.
+
+        Returns:
+            The smallest stable batch size b_min, the modules' shares of the work, and the splits
+            seen per batch size.
+
+        Raises:
+            ConfigError: If there is no strategy that knows costs and no workload is given.
+        """
+        strategy = getattr(self.trainer, "strategy", None)
+        workload = workload or getattr(strategy, "workload", None)
+        if workload is None:
+            raise ConfigError(
+                "profile() does not know what samples cost",
+                limit="a model built from Hugging Face configurations",
+                remedy="pass workload=workload_of(model, device)",
+            )
+        if num_gpus is None:
+            num_gpus = max(
+                2, getattr(strategy, "world_size", 2) // getattr(strategy, "num_replicas", 1)
+            )
+        return workload.profile(self.train_sizes(), num_gpus)
+
+    def train_sizes(self) -> list[SampleSize]:
+        """Sizes of the training samples. Valid after :meth:`setup`."""
+        part = self.part("train")
+        return [self.dataset.sizes[index] for index in part]
 
     # --- Lightning's hooks ----------------------------------------------------------------------
 
@@ -242,8 +284,11 @@ class EntrainDataModule(pl.LightningDataModule):
         batches = GlobalBatches(
             self.dataset,
             part,
-            shape=self.shape,
+            shape=self._planned_shape(getattr(strategy, "num_microbatches", None)),
             policy=self.policy,
+            costs=getattr(strategy, "sample_costs", None),
+            plan_step=getattr(strategy, "step_planner", None),
+            train=split == "train",
             num_replicas=getattr(strategy, "num_replicas", 1),
             needs=getattr(strategy, "data_needs", None),
             seed=self.seed,
@@ -262,6 +307,12 @@ class EntrainDataModule(pl.LightningDataModule):
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
         )
+
+    def _planned_shape(self, num_microbatches: int | None) -> BatchShape:
+        """The shape, with the number of microbatches of the strategy's plan if it was given one."""
+        if num_microbatches is None:
+            return self.shape
+        return replace(self.shape, num_microbatches=num_microbatches, micro_batch_size=None)
 
     def _texts(self) -> Iterator[str]:
         for row in range(len(self.source)):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
@@ -16,7 +17,6 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
@@ -31,9 +31,12 @@ from lightning_entrain.checkpoint import (
     record_layout,
 )
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
+from lightning_entrain.data.planned import Costs
 from lightning_entrain.errors import ConfigError
-from lightning_entrain.models.entrain_model import EntrainModel, check_label_count
+from lightning_entrain.models.entrain_model import check_label_count
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
+from lightning_entrain.plan.types import ParallelPlan
+from lightning_entrain.planning import Workload, read_plan
 from lightning_entrain.runtime.engine import PipelineEngine
 from lightning_entrain.runtime.gradients import (
     copy_from_first_replica,
@@ -44,8 +47,9 @@ from lightning_entrain.runtime.groups import PipelineGroups, create_groups
 from lightning_entrain.runtime.launcher import EntrainLauncher
 from lightning_entrain.runtime.partition import ModelPartition, find_model
 from lightning_entrain.runtime.ranks import RankStrategy
-from lightning_entrain.runtime.schedules import check_schedule
+from lightning_entrain.runtime.run_plan import RunPlan
 from lightning_entrain.runtime.signals import REQUEUE
+from lightning_entrain.runtime.step_plan import StepPlanner
 
 INTERRUPTED = "interrupted.ckpt"
 """Name of the checkpoint that is saved when a job is asked to stop."""
@@ -67,11 +71,15 @@ class EntrainStrategy(RankStrategy):
     :class:`EntrainDataModule`. Implements the execution of Entrain (arXiv 2605.27918), section 5.
 
     Args:
-        encoder_stages: Encoder stages per replica. None: in proportion to the parameters.
+        encoder_stages: Encoder stages per replica. None: planned from the data and the model, or in
+            proportion to the parameters where the batches do not come from a data module.
         llm_stages: LLM stages per replica. None: the ranks that are left.
         replicas: Data-parallel copies of the pipeline. Devices = replicas x stages; with one device
             per replica, that device runs all stages.
-        schedule: ``"1f1b"``, ``"1f1b_split"``, ``"1f1b_eager"`` or ``"zero_bubble"``.
+        plan: A plan, or the file that ``entrain-plan`` wrote; sets replicas, stages, their layers
+            and the number of microbatches.
+        schedule: ``"auto"`` simulates all schedules for every step and takes the fastest;
+            ``"1f1b"``, ``"1f1b_split"``, ``"1f1b_eager"`` and ``"zero_bubble"`` are fixed.
         timeout_seconds: How long a message or collective may take before the job ends.
         stop_seconds: How long a rank may take to finish its step and save after SIGTERM.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
@@ -92,7 +100,8 @@ class EntrainStrategy(RankStrategy):
         llm_stages: int | None = None,
         replicas: int = 1,
         *,
-        schedule: str = "1f1b",
+        plan: str | Path | ParallelPlan | None = None,
+        schedule: str = "auto",
         timeout_seconds: float = 600.0,
         stop_seconds: float = 60.0,
         process_group_backend: str | None = None,
@@ -112,14 +121,10 @@ class EntrainStrategy(RankStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        LayoutRequest(
+        wish = LayoutRequest(
             world_size=1, replicas=replicas, encoder_stages=encoder_stages, llm_stages=llm_stages
-        ).check_values()
-        self._encoder_stages = encoder_stages
-        self._llm_stages = llm_stages
-        self._replicas = replicas
-        self._schedule = check_schedule(schedule)
-        self._partition: ModelPartition | None = None
+        )
+        self._run_plan = RunPlan(wish, None if plan is None else read_plan(plan), schedule)
         self._groups = PipelineGroups()
         self._optimizer_layouts: list[OptimizerLayout] = []
         self._engine: PipelineEngine | None = None
@@ -130,82 +135,83 @@ class EntrainStrategy(RankStrategy):
     @property
     def num_replicas(self) -> int:
         """Data-parallel copies of the pipeline; read by :class:`EntrainDataModule`."""
-        return self._replicas
+        return self._run_plan.wish.replicas
+
+    @property
+    def num_microbatches(self) -> int | None:
+        """Microbatches per replica that a given plan asks for; read by the data module."""
+        given = self._run_plan.given
+        return None if given is None else given.num_microbatches
 
     @property
     def layout(self) -> StageLayout:
-        """Stages, layers and ranks; known once the model is."""
-        if self._partition is None:
-            raise RuntimeError("The layout is known after the strategy was set up with a model")
-        return self._partition.layout
+        """Stages, layers and ranks; final once the strategy is set up."""
+        return self._run_plan.layout
+
+    @property
+    def plan(self) -> ParallelPlan | None:
+        """The plan in force; None while the layout follows the parameters alone."""
+        return self._run_plan.plan
+
+    @property
+    def workload(self) -> Workload | None:
+        """What samples cost in this model on this device; None for models without a config."""
+        return self._run_plan.workload
+
+    @property
+    def sample_costs(self) -> Costs | None:
+        """Costs by which the data module assigns samples; None if unknown."""
+        return None if self.workload is None else self.workload.sample_costs
+
+    @property
+    def step_planner(self) -> StepPlanner:
+        """Plans this rank's steps; the data module calls it ahead of time."""
+        return self._run_plan.step_planner(
+            self.global_rank, _WIRE_DTYPES[str(self.precision_plugin.precision)]
+        )
 
     @property
     def data_needs(self) -> DataNeeds:
-        """Which tensors of a global batch this rank reads; read by :class:`EntrainDataModule`."""
-        if self._partition is None:
+        """Which tensors of a global batch this rank reads; read by the data module."""
+        if self._run_plan.partition is None:
             return DataNeeds.everything()
-        return self._partition.data_needs(self.global_rank)
+        return self._run_plan.partition.data_needs(self.global_rank)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """How an ordinary dataset is shared out: by replica."""
-        replica = self.global_rank * self._replicas // max(self.world_size, 1)
-        return {"num_replicas": self._replicas, "rank": replica}
+        replica = self.global_rank * self.num_replicas // max(self.world_size, 1)
+        return {"num_replicas": self.num_replicas, "rank": replica}
 
-    def _request(self) -> LayoutRequest:
-        return LayoutRequest(
-            world_size=self.num_processes * self.num_nodes,
-            replicas=self._replicas,
-            encoder_stages=self._encoder_stages,
-            llm_stages=self._llm_stages,
-        )
-
-    # --- launch and connection --------------------------------------------------------------
+    # --- set-up -----------------------------------------------------------------------------
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
-        self._request().ranks_per_replica()
+        self._run_plan.check_ranks(self.num_processes * self.num_nodes)
         self._launcher = EntrainLauncher(
             self.cluster_environment,
             self.num_processes,
             self.num_nodes,
-            preflight=self._preflight,
+            preflight=self._run_plan.check_model,
         )
 
-    def _preflight(self, module: Any) -> None:
-        """Refuse a model that does not fit before any rank is started."""
-        if isinstance(module, pl.LightningModule) and self._partition is None:
-            with contextlib.suppress(_NoModelYet):
-                ModelPartition.plan(_existing_model(module), self._request(), module=module)
-
-    # --- set-up -----------------------------------------------------------------------------
-
     def connect(self, model: pl.LightningModule) -> None:
-        """Attach the user's module; the layout is fixed by the model it holds."""
+        """Attach the user's module; the layout is provisional until the data is known."""
         super().connect(model)
-        if self._partition is not None and self._partition.module is not model:
-            self._partition = None
-        if self._partition is None:
-            with contextlib.suppress(_NoModelYet):
-                self._plan(model, _existing_model(model))
-
-    def _plan(self, module: pl.LightningModule, model: EntrainModel) -> None:
-        self._partition = ModelPartition.plan(model, self._request(), module=module)
-        rank_zero_info(f"EntrainStrategy: {self._partition.layout.describe()}")
+        self._run_plan.adopt(model, self.root_device, str(self.precision_plugin.precision))
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Configure the optimizers on the full model, then keep this rank's stages only."""
         assert self.accelerator is not None
         assert self.lightning_module is not None
         self.accelerator.setup(trainer)
-        if self._partition is None:  # built in configure_model
-            self._plan(self.lightning_module, find_model(self.lightning_module))
-        assert self._partition is not None
         fitting = trainer.state.fn == TrainerFn.FITTING
-        self._partition.restore_foreign_as_meta()
+        self._fix_layout(trainer, announce=fitting)
+        partition = self._partition
+        partition.restore_foreign_as_meta()
         if fitting:
             self.setup_optimizers(trainer)
-        self._partition.prune(self.global_rank)
+        partition.prune(self.global_rank)
         if fitting:
             kept = set(self.lightning_module.parameters())
             for optimizer in self.optimizers:
@@ -214,11 +220,35 @@ class EntrainStrategy(RankStrategy):
         self.model_to_device()
         if self.is_distributed and self._groups.control is None:
             self._groups = create_groups(self.layout, self.root_device, self._timeout)
-        self._copy_from_first_replica()
+        if self._groups.replicas is not None:
+            copy_from_first_replica(partition.own_tensors(), self._groups.replicas)
         self._attach_engine()
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
+
+    @property
+    def _partition(self) -> ModelPartition:
+        assert self._run_plan.partition is not None
+        return self._run_plan.partition
+
+    def _fix_layout(self, trainer: pl.Trainer, *, announce: bool) -> None:
+        assert self.lightning_module is not None
+        if self._run_plan.partition is None:  # the model was built in configure_model
+            self.connect(self.lightning_module)
+            find_model(self.lightning_module)
+        datamodule = getattr(trainer, "datamodule", None)
+        shape = getattr(datamodule, "shape", None)
+        if datamodule is not None and shape is not None and hasattr(datamodule, "train_sizes"):
+            self._run_plan.refine(
+                datamodule.train_sizes(),
+                global_batch_size=shape.global_batch_size,
+                num_microbatches=shape.microbatches(shape.global_batch_size, self.num_replicas),
+                ranks_per_node=self.num_processes,
+                from_rank_zero=lambda make: self.broadcast(make() if self.is_global_zero else None),
+            )
+        if announce and self.is_global_zero:
+            self._run_plan.announce(trainer.loggers, getattr(shape, "global_batch_size", None))
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Run the user's ``configure_optimizers`` and note where each parameter is."""
@@ -233,21 +263,14 @@ class EntrainStrategy(RankStrategy):
         assert self.lightning_module is not None
         self.lightning_module.to(self.root_device)
 
-    def _copy_from_first_replica(self) -> None:
-        if self._groups.replicas is not None:
-            assert self._partition is not None
-            copy_from_first_replica(self._partition.own_tensors(), self._groups.replicas)
-
     def _attach_engine(self) -> None:
-        assert self._partition is not None
         self._engine = PipelineEngine(
             self._partition.model,
             self.layout,
             global_rank=self.global_rank,
             groups=self._groups,
             device=self.root_device,
-            schedule=self._schedule,
-            wire_dtype=_WIRE_DTYPES[str(self.precision_plugin.precision)],
+            planner=self.step_planner,
             stop_request=self._stop_request,
         )
         self._partition.model.attach_engine(self._engine)
@@ -287,7 +310,7 @@ class EntrainStrategy(RankStrategy):
         """Check the labels that were loaded against the plan, then move the batch."""
         if isinstance(batch, PlannedBatch) and self.is_distributed and batch.needs.labels:
             found = sum(int((row != -100).sum()) for row in batch.labels.values())
-            replicas = [r for r in range(self._replicas) if batch.needs.covers(r)]
+            replicas = [r for r in range(self.num_replicas) if batch.needs.covers(r)]
             announced = sum(
                 batch.sizes[index].num_label_tokens
                 for r in replicas
@@ -361,7 +384,6 @@ class EntrainStrategy(RankStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The full model's state dict on rank 0; a part of it on other ranks."""
-        assert self._partition is not None
         assert self.lightning_module is not None
         own = self.lightning_module.state_dict()
         if not self.is_distributed:
@@ -382,7 +404,6 @@ class EntrainStrategy(RankStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load this rank's stages from a full state dict."""
-        assert self._partition is not None
         assert self.lightning_module is not None
         if strict:
             check_names(checkpoint["state_dict"], self._partition.full_names)
@@ -413,20 +434,9 @@ class EntrainStrategy(RankStrategy):
 
     def teardown(self) -> None:
         """Detach the engine; the ranks stay connected for a further fit or validate."""
-        if self._partition is not None:
+        if self._run_plan.partition is not None:
             self._partition.model.detach_engine()
         if self._engine is not None:
             self._engine.close()
             self._engine = None
         super().teardown()
-
-
-class _NoModelYet(Exception):
-    """The module builds its model in ``configure_model``."""
-
-
-def _existing_model(module: pl.LightningModule) -> EntrainModel:
-    present = any(isinstance(part, EntrainModel) for part in module.modules())
-    if not present and is_overridden("configure_model", module):
-        raise _NoModelYet
-    return find_model(module)

@@ -58,6 +58,7 @@ class PlannedBatch:
         labels: Per (replica, LLM microbatch j) one row of labels ``[tokens]``, int64, already
             shifted; ``IGNORE_INDEX`` where a position does not count.
         sample_indices: Index in the dataset of every sample, by global-batch index.
+        step_plan: What the strategy's planner made of the assignment ahead of time, or None.
 
     Microbatches without rows are absent from the three dictionaries. Iterating a batch yields one
     tensor of ``num_samples`` rows and nothing else, from which Lightning infers the batch size.
@@ -73,6 +74,7 @@ class PlannedBatch:
         pixels: dict[tuple[int, int], Tensor] | None = None,
         input_ids: dict[tuple[int, int], Tensor] | None = None,
         labels: dict[tuple[int, int], Tensor] | None = None,
+        step_plan: Any = None,
     ) -> None:
         self.assignment = assignment
         self.sizes = tuple(sizes)
@@ -81,6 +83,7 @@ class PlannedBatch:
         self.pixels = pixels or {}
         self.input_ids = input_ids or {}
         self.labels = labels or {}
+        self.step_plan = step_plan
 
     @property
     def num_samples(self) -> int:
@@ -130,6 +133,7 @@ class PlannedBatch:
             sizes=self.sizes,
             needs=self.needs,
             sample_indices=self.sample_indices,
+            step_plan=self.step_plan,
             pixels={key: change(tensor) for key, tensor in self.pixels.items()},
             input_ids={key: change(tensor) for key, tensor in self.input_ids.items()},
             labels={key: change(tensor) for key, tensor in self.labels.items()},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
@@ -16,6 +16,15 @@ from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.collate import build_batch
 from lightning_entrain.data.dataset import SizedDataset
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.workload.sizes import SampleSize
+
+Costs = Callable[[Sequence[SampleSize]], tuple[Sequence[float], Sequence[float]]]
+"""Costs per sample in encoder and LLM, each in a fixed unit. Must be picklable."""
+
+
+def count_rows(sizes: Sequence[SampleSize]) -> tuple[list[float], list[float]]:
+    """Patches and tokens: costs that need no model."""
+    return [float(s.num_patches) for s in sizes], [float(s.num_tokens) for s in sizes]
 
 
 class Policy(Protocol):
@@ -61,9 +70,12 @@ class NamedPolicy:
 
     Attributes:
         name: One of the registry's names.
+        max_lag: 1 lets LLM work lag by one microbatch, 0 forbids it; None leaves deferral to the
+            policy that is defined by it (``entrain``).
     """
 
     name: str
+    max_lag: int | None = None
 
     def __call__(
         self,
@@ -82,13 +94,18 @@ class NamedPolicy:
             num_microbatches=num_microbatches,
             policy=self.name,
             seed=seed,
+            max_lag=int(self.name == "entrain") if self.max_lag is None else self.max_lag,
             # The incomplete last batch of a validation cannot always be shared out evenly.
             equal_counts=len(llm_cost) % num_replicas == 0,
         )
 
 
-def resolve_policy(assignment: str | Policy) -> Policy:
+def resolve_policy(assignment: str | Policy, max_lag: int | None = None) -> Policy:
     """A policy by its name; a function is taken as it is.
+
+    Args:
+        assignment: Name or function.
+        max_lag: See :class:`NamedPolicy`.
 
     Raises:
         ConfigError: If no policy has that name.
@@ -101,7 +118,9 @@ def resolve_policy(assignment: str | Policy) -> Policy:
             limit=f"one of {', '.join(sorted(POLICIES))}, or a function",
             remedy="set assignment=fixed",
         )
-    return fixed_policy if assignment == "fixed" else NamedPolicy(assignment)
+    if max_lag not in (None, 0, 1):
+        raise ConfigError(f"max_lag is {max_lag}", limit="0, 1, or null for the policy's own")
+    return fixed_policy if assignment == "fixed" else NamedPolicy(assignment, max_lag)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +189,11 @@ class GlobalBatches(Dataset[PlannedBatch]):
         dataset: All samples.
         part: Indices in the dataset of the samples in this part; positions count these.
         shape: How a global batch is cut.
-        policy: Decides which sample goes where; costs are in patches and tokens.
+        policy: Decides which sample goes where.
+        costs: Costs of samples in encoder and LLM; None counts patches and tokens.
+        plan_step: Called with each assignment, its sizes and ``train=``; what it returns travels
+            with the batch as ``step_plan``.
+        train: Whether the batches are for training.
         num_replicas: Data-parallel replicas.
         needs: What this rank loads.
         seed: Handed to the policy.
@@ -183,6 +206,9 @@ class GlobalBatches(Dataset[PlannedBatch]):
         *,
         shape: BatchShape,
         policy: Policy = fixed_policy,
+        costs: Costs | None = None,
+        plan_step: Callable[..., Any] | None = None,
+        train: bool = True,
         num_replicas: int = 1,
         needs: DataNeeds | None = None,
         seed: int = 0,
@@ -192,6 +218,9 @@ class GlobalBatches(Dataset[PlannedBatch]):
         self.part = part
         self.shape = shape
         self.policy = policy
+        self.costs = costs or count_rows
+        self.plan_step = plan_step
+        self.train = train
         self.num_replicas = num_replicas
         self.needs = needs or DataNeeds.everything()
         self.seed = seed
@@ -207,9 +236,10 @@ class GlobalBatches(Dataset[PlannedBatch]):
         indices = [self.part[position] for position in positions]
         sizes = [self.dataset.sizes[index] for index in indices]
         has_images = [size.has_images for size in sizes]
+        encoder_cost, llm_cost = self.costs(sizes)
         assignment = self.policy(
-            [float(size.num_patches) for size in sizes],
-            [float(size.num_tokens) for size in sizes],
+            encoder_cost,
+            llm_cost,
             has_images,
             self.num_replicas,
             self.shape.microbatches(len(indices), self.num_replicas),
@@ -217,4 +247,9 @@ class GlobalBatches(Dataset[PlannedBatch]):
         )
         text_only = frozenset(i for i, has in enumerate(has_images) if not has)
         assignment.validate(len(indices), text_only=text_only)
-        return build_batch(self.dataset, indices, assignment, sizes, self.needs)
+        if assignment.encoder_cost is None:
+            assignment = assignment.with_costs(encoder_cost, llm_cost)
+        batch = build_batch(self.dataset, indices, assignment, sizes, self.needs)
+        if self.plan_step is not None:
+            batch.step_plan = self.plan_step(assignment, batch.sizes, train=self.train)
+        return batch

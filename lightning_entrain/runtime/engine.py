@@ -18,15 +18,12 @@ from lightning_entrain.runtime.accumulate import GradientAccumulator
 from lightning_entrain.runtime.executor import Executor
 from lightning_entrain.runtime.groups import PipelineGroups
 from lightning_entrain.runtime.recorder import StepRecorder
-from lightning_entrain.runtime.schedules import SCHEDULES, check_schedule
 from lightning_entrain.runtime.signals import StopRequest
 from lightning_entrain.runtime.state import StepSums
+from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
 from lightning_entrain.runtime.transfer import DTYPES, Transfers
 from lightning_entrain.runtime.weight_store import WeightStore
-from lightning_entrain.schedule.lower import Program, lower
-from lightning_entrain.schedule.one_f_one_b import build_forward_only
-from lightning_entrain.schedule.types import RowCounts, row_counts
-from lightning_entrain.schedule.verify import verify
+from lightning_entrain.schedule.lower import Program
 
 
 class PipelineEngine:
@@ -43,14 +40,13 @@ class PipelineEngine:
         global_rank: This rank.
         groups: Its process groups.
         device: Its device.
-        schedule: Name of the training schedule, see :data:`SCHEDULES`.
-        wire_dtype: Name of the type of boundary tensors.
+        planner: Plans steps that come without a plan.
         full_precision_gradients: Add up the gradients of low-precision parameters in float32.
         stop_request: A wish to end the job, shared with all ranks at every step.
 
     Attributes:
         stop_agreed: What all ranks know of such wishes since the last step; 0 for none.
-        last_program: The schedule of the last step.
+        last_plan: The plan of the last step.
         last_recorder: When its actions ran on this rank.
     """
 
@@ -62,8 +58,7 @@ class PipelineEngine:
         global_rank: int,
         groups: PipelineGroups,
         device: torch.device,
-        schedule: str = "1f1b",
-        wire_dtype: str = "float32",
+        planner: StepPlanner,
         full_precision_gradients: bool = True,
         stop_request: StopRequest | None = None,
     ) -> None:
@@ -72,8 +67,7 @@ class PipelineEngine:
         self._replica, self._rank = layout.split(global_rank)
         self._groups = groups
         self._device = device
-        self._wire_dtype = wire_dtype
-        self._schedule = check_schedule(schedule)
+        self._planner = planner
         transfers = Transfers(groups, device, base=self._replica * layout.num_ranks)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._accumulator = GradientAccumulator(
@@ -85,14 +79,13 @@ class PipelineEngine:
             layout,
             self._rank,
             transfers,
-            wire_dtype=DTYPES[wire_dtype],
+            wire_dtype=DTYPES[planner.dtype],
             accumulator=self._accumulator,
             weight_store=self._weight_store,
         )
-        self._columns = model.boundary_columns(len(layout.encoder_ranges), len(layout.llm_ranges))
         self._stop_request = stop_request
         self.stop_agreed = 0
-        self.last_program: Program | None = None
+        self.last_plan: StepPlan | None = None
         self.last_recorder: StepRecorder | None = None
 
     def __call__(self, batch: PlannedBatch) -> Tensor:
@@ -111,16 +104,15 @@ class PipelineEngine:
         """
         train = torch.is_grad_enabled()
         self._check_batch(batch)
-        rows = row_counts(batch.assignment.replicas[self._replica], batch.sizes)
-        program = self._program_for(rows, train=train)
-        self._compare_plans(batch, program)
+        plan = self._plan_of(batch, train=train)
+        self._compare_plans(batch, plan.program)
         if not train:
-            return self._reduce(self._run(program, rows, batch, train=False), batch)
+            return self._reduce(self._run(plan, batch), batch)
         kept = [p.grad for p in self._parameters]
         try:
             for parameter in self._parameters:
                 parameter.grad = None
-            sums = self._run(program, rows, batch, train=True)
+            sums = self._run(plan, batch)
             fresh = self._accumulator.take()
         finally:
             for parameter, gradient in zip(self._parameters, kept, strict=True):
@@ -134,28 +126,25 @@ class PipelineEngine:
         self._weight_store.remove()
         self._accumulator.remove()
 
-    def _run(
-        self, program: Program, rows: RowCounts, batch: PlannedBatch, *, train: bool
-    ) -> StepSums:
-        self.last_program = program
+    def _plan_of(self, batch: PlannedBatch, *, train: bool) -> StepPlan:
+        """The plan that came with the batch, or a new one."""
+        ready = batch.step_plan
+        if isinstance(ready, StepPlan) and ready.train is train:
+            return ready
+        return self._planner(batch.assignment, batch.sizes, train=train)
+
+    def _run(self, plan: StepPlan, batch: PlannedBatch) -> StepSums:
+        self.last_plan = plan
         self.last_recorder = StepRecorder(self._rank, self._device)
         return self._executor.run(
-            program,
-            rows,
+            plan.program,
+            plan.rows,
             batch,
             self._replica,
-            train=train,
+            train=plan.train,
             device=self._device,
             recorder=self.last_recorder,
         )
-
-    def _program_for(self, rows: RowCounts, *, train: bool) -> Program:
-        """Build, lower and verify this replica's schedule."""
-        build = SCHEDULES[self._schedule] if train else build_forward_only
-        schedule = build(self._layout.placement, rows)
-        program = lower(schedule, rows, boundary_columns=self._columns, dtype=self._wire_dtype)
-        verify(program, rows)
-        return program
 
     def _check_batch(self, batch: Any) -> None:
         if not isinstance(batch, PlannedBatch):

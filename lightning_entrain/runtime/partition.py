@@ -12,7 +12,7 @@ from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.models.protocol import PassThrough
 from lightning_entrain.models.prune import owned_names, prune_to_stages
-from lightning_entrain.plan.layout import LayoutRequest, StageLayout
+from lightning_entrain.plan.layout import StageLayout
 
 
 def find_model(module: pl.LightningModule) -> EntrainModel:
@@ -50,31 +50,23 @@ class ModelPartition:
         self._owned = [owned_names(model, *layout.ranges_of(r)) for r in range(layout.num_ranks)]
         self.full_names: tuple[str, ...] = tuple(module.state_dict()) if module is not None else ()
         self._foreign: dict[str, nn.Module] = {}
+        self._was_pruned = False
 
-    @classmethod
-    def plan(
-        cls,
-        model: EntrainModel,
-        request: LayoutRequest,
-        module: pl.LightningModule | None = None,
-    ) -> ModelPartition:
-        """Choose the layout for a whole model.
+    @property
+    def pruned(self) -> bool:
+        """Whether foreign modules have been taken out; the layout is final then."""
+        return self._was_pruned
+
+    def check(self) -> None:
+        """Check what the layout asks of the model.
 
         Raises:
-            ConfigError: If the model does not fit the numbers, ties parameters across stages, or
-                the LightningModule trains parameters outside it.
+            ConfigError: If tied parameters lie on different ranks, or the LightningModule trains
+                parameters outside the model.
         """
-        layout = request.resolve(
-            encoder_layers=model.encoder.num_layers,
-            llm_layers=model.llm.num_layers,
-            encoder_weight=_num_parameters(model.encoder),
-            llm_weight=_num_parameters(model.llm),
-        )
-        partition = cls(model, layout, module)
-        partition._check_ties()
-        if module is not None and layout.world_size > 1:
-            partition._check_outside(module)
-        return partition
+        self._check_ties()
+        if self.module is not None and self.layout.world_size > 1:
+            self._check_outside(self.module)
 
     def data_needs(self, global_rank: int) -> DataNeeds:
         """What a rank reads: pixels first, token ids at the LLM's first stage, labels last."""
@@ -89,6 +81,7 @@ class ModelPartition:
 
     def prune(self, global_rank: int) -> None:
         """Keep this rank's stages; the rest is kept aside without memory."""
+        self._was_pruned = True
         before = dict(self.model.named_modules())
         _, rank = self.layout.split(global_rank)
         prune_to_stages(self.model, *self.layout.ranges_of(rank))
@@ -154,5 +147,6 @@ def _prefix_of(model: EntrainModel, module: pl.LightningModule | None) -> str:
     raise ConfigError(f"The model is not part of {type(module).__name__}")
 
 
-def _num_parameters(module: nn.Module) -> int:
+def num_parameters(module: nn.Module) -> int:
+    """Parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())

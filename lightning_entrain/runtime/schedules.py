@@ -9,6 +9,9 @@ from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.types import Placement, RowCounts, Schedule
 from lightning_entrain.schedule.zero_bubble import build_zero_bubble
 
+AUTO = "auto"
+"""Simulate all schedules for each step and take the fastest."""
+
 Builder = Callable[[Placement, RowCounts], Schedule]
 
 
@@ -49,6 +52,6 @@ def check_schedule(name: str) -> str:
     Raises:
         ConfigError: If there is none.
     """
-    if name not in SCHEDULES:
-        raise ConfigError(f"schedule is {name!r}", limit=f"one of {', '.join(SCHEDULES)}")
+    if name != AUTO and name not in SCHEDULES:
+        raise ConfigError(f"schedule is {name!r}", limit=f"one of {', '.join((AUTO, *SCHEDULES))}")
     return name

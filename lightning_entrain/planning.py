@@ -1,0 +1,274 @@
+"""From a real model and dataset to costs and a plan: where the pure core meets the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from lightning_entrain.errors import ConfigError
+from lightning_entrain.plan.layout import StageLayout
+from lightning_entrain.plan.planner import WorkloadProfile, make_plan, profile_workload
+from lightning_entrain.plan.request import PlanRequest
+from lightning_entrain.plan.stages import module_costs
+from lightning_entrain.plan.types import ParallelPlan, Supported
+from lightning_entrain.schedule.types import Placement
+from lightning_entrain.workload.costs import CostModel, sample_costs
+from lightning_entrain.workload.hardware import DEVICES, Cluster, Device, cpu_device
+from lightning_entrain.workload.hf_config import model_shape
+from lightning_entrain.workload.memory import Training
+from lightning_entrain.workload.roofline import AnalyticCostModel
+from lightning_entrain.workload.shapes import ModelShape
+from lightning_entrain.workload.sizes import SampleSize
+from lightning_entrain.workload.tables import SizeTable
+
+if TYPE_CHECKING:
+    from lightning_entrain.models.entrain_model import EntrainModel
+
+SUPPORTED = Supported(tp=(1,), cp=(1,), unequal_tp=False)
+"""What the runtime can carry out of a plan."""
+
+_MAX_PLANNED_SAMPLES = 4096
+_PRECISIONS = ("32-true", "bf16-true", "bf16-mixed")
+
+# Nominal, not measured: every rank must come to the same costs, and only their ratios matter.
+_NOMINAL_CPU = cpu_device(peak_tflops=0.1, bandwidth_gbps=20.0, memory_gib=1024.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What samples cost in a given model on a given device.
+
+    Attributes:
+        shape: The model's layers.
+        cost_model: Analytic or measured.
+        training: What is trained, and in which precision.
+        device: The device, as a roofline.
+    """
+
+    shape: ModelShape
+    cost_model: CostModel
+    training: Training
+    device: Device
+
+    def sample_costs(self, sizes: Sequence[SampleSize]) -> tuple[list[float], list[float]]:
+        """Predicted milliseconds (forward and backward) per sample in encoder and LLM."""
+        costs = sample_costs(self.shape, self.table(sizes), self.cost_model, self.training)
+        return costs.encoder_ms.tolist(), costs.llm_ms.tolist()
+
+    def table(self, sizes: Sequence[SampleSize]) -> SizeTable:
+        """The samples' sizes as arrays."""
+        return SizeTable.from_sizes(sizes, window=self.shape.encoder.window or 8)
+
+    def layer_ms(
+        self, sizes: Sequence[SampleSize], microbatch_size: float = 4.0
+    ) -> tuple[list[float], list[float]]:
+        """Milliseconds per layer for a mean microbatch.
+
+        Prologue and epilogue count as part of the first and the last layer.
+        """
+        table = self.table(sizes)
+        found = []
+        for module in self.shape.modules:
+            costs = module_costs(
+                module,
+                table,
+                self.cost_model,
+                self.training,
+                tp=1,
+                microbatch_size=microbatch_size,
+            )
+            found.append((costs.forward_ms + costs.backward_ms).tolist())
+        return found[0], found[1]
+
+    def profile(self, sizes: Sequence[SampleSize], num_gpus: int) -> WorkloadProfile:
+        """b_min, shares and splits of these samples on ``num_gpus`` (paper, section 4.2)."""
+        return profile_workload(
+            self.shape, self.table(sizes), self.cost_model, num_gpus, training=self.training
+        )
+
+    def plan(
+        self,
+        sizes: Sequence[SampleSize],
+        *,
+        num_ranks: int,
+        ranks_per_node: int,
+        replicas: int,
+        global_batch_size: int,
+        num_microbatches: int,
+        encoder_stages: int | None,
+        llm_stages: int | None,
+    ) -> ParallelPlan:
+        """The best plan the runtime can carry out.
+
+        Args:
+            sizes: The training samples, or enough of them.
+            num_ranks: Devices of the job.
+            ranks_per_node: Devices of one node.
+            replicas: Data-parallel copies.
+            global_batch_size: Samples per optimizer step.
+            num_microbatches: Microbatches per replica.
+            encoder_stages: Given by the user, or None.
+            llm_stages: Given by the user, or None.
+
+        Raises:
+            InfeasiblePlanError: If nothing fits the devices' memory.
+        """
+        step = max(1, len(sizes) // _MAX_PLANNED_SAMPLES)
+        request = PlanRequest(
+            model=self.shape,
+            table=self.table(sizes[::step]),
+            cluster=Cluster(
+                device=self.device,
+                num_gpus=num_ranks,
+                gpus_per_node=ranks_per_node,
+                link_gbps=self.device.link_gbps,
+                network_gbps=min(self.device.link_gbps, 25.0),
+            ),
+            cost_model=self.cost_model,
+            training=self.training,
+            global_batch_size=global_batch_size,
+            dp=replicas,
+            encoder_tp=1,
+            llm_tp=1,
+            encoder_stages=encoder_stages,
+            llm_stages=llm_stages,
+            microbatch_sizes=(max(1, global_batch_size // (replicas * num_microbatches)),),
+        )
+        report = make_plan(request, supported=SUPPORTED, runnable_only=True)
+        return replace(report.plan, num_microbatches=num_microbatches)
+
+
+def workload_of(
+    model: EntrainModel, device: torch.device, *, precision: str = "32-true"
+) -> Workload | None:
+    """Costs of a model built from Hugging Face configurations; None for other models.
+
+    Args:
+        model: The whole model.
+        device: Where it runs. CUDA devices are looked up by name, others by nominal numbers.
+        precision: Lightning's name.
+    """
+    vision = getattr(getattr(model.encoder, "config", None), "to_dict", None)
+    text = getattr(getattr(model.llm, "config", None), "to_dict", None)
+    if vision is None or text is None:
+        return None
+    config: dict[str, Any] = {"vision_config": _plain(vision()), "text_config": _plain(text())}
+    try:
+        shape = model_shape(config)
+    except ConfigError:
+        return None
+    if (shape.encoder.num_layers, shape.llm.num_layers) != (
+        model.encoder.num_layers,
+        model.llm.num_layers,
+    ):
+        return None
+    found = device_of(device)
+    training = Training(
+        encoder=_mode(model.encoder),
+        projector=_mode(model.projector) if model.projector is not None else _mode(model.encoder),
+        llm=_mode(model.llm),
+        precision=cast(Any, precision if precision in _PRECISIONS else "32-true"),
+    )
+    cost_model = AnalyticCostModel(device=found, link_gbps=found.link_gbps)
+    return Workload(shape=shape, cost_model=cost_model, training=training, device=found)
+
+
+def device_of(device: torch.device) -> Device:
+    """The roofline of a device; that of an H100 for a GPU that has none of its own."""
+    if device.type != "cuda":
+        return _NOMINAL_CPU
+    name = torch.cuda.get_device_name(device).lower().replace(" ", "").replace("-", "")
+    for known in sorted(DEVICES, key=len, reverse=True):
+        if known.split("-")[0] in name:
+            return DEVICES[known]
+    return DEVICES["h100"]
+
+
+def stage_shares(
+    workload: Workload, layout: StageLayout, sizes: Sequence[SampleSize]
+) -> tuple[float, ...]:
+    """Part of its module's work that each stage does, encoder stages first."""
+    step = max(1, len(sizes) // _MAX_PLANNED_SAMPLES)
+    shares = []
+    for costs, ranges in zip(
+        workload.layer_ms(sizes[::step]), (layout.encoder_ranges, layout.llm_ranges), strict=True
+    ):
+        total = sum(costs) or 1.0
+        shares += [sum(costs[start:stop]) / total for start, stop in ranges]
+    return tuple(shares)
+
+
+def read_plan(plan: str | Path | ParallelPlan) -> ParallelPlan:
+    """A plan, or the plan in a file.
+
+    Raises:
+        ConfigError: If the file is missing or is no plan.
+    """
+    if isinstance(plan, ParallelPlan):
+        return plan
+    path = Path(plan)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"strategy.plan={plan} cannot be read: {error.strerror}",
+            remedy="write one with entrain-plan",
+        ) from error
+    return ParallelPlan.from_json(text)
+
+
+def layout_of(
+    plan: ParallelPlan, *, num_ranks: int, encoder_layers: int, llm_layers: int
+) -> StageLayout:
+    """The layout a plan asks for.
+
+    Raises:
+        ConfigError: If the runtime cannot carry it out, or it is for other devices or another
+            model; names the field.
+    """
+    for name in ("encoder_tp", "llm_tp", "encoder_cp", "llm_cp"):
+        if getattr(plan, name) != 1:
+            raise ConfigError(
+                f"plan.{name} is {getattr(plan, name)}",
+                limit="1, for this runtime has no tensor or context parallelism yet",
+                remedy="plan with entrain-plan runnable_only=true",
+            )
+    if plan.num_gpus != num_ranks:
+        raise ConfigError(
+            f"The plan is for {plan.num_gpus} devices ({plan.dp} replicas x "
+            f"{plan.gpus_per_replica})",
+            limit=f"this job has {num_ranks}",
+            remedy=f"set devices={plan.num_gpus}, or plan for {num_ranks}",
+        )
+    for name, layers, held in (
+        ("encoder", plan.encoder_layers, encoder_layers),
+        ("llm", plan.llm_layers, llm_layers),
+    ):
+        if layers[-1][1] != held:
+            raise ConfigError(
+                f"plan.{name}_layers ends at layer {layers[-1][1]}",
+                limit=f"the model's {name} has {held} layers",
+                remedy="plan for the model that is trained",
+            )
+    return StageLayout(
+        num_replicas=plan.dp,
+        encoder_ranges=tuple(plan.encoder_layers),
+        llm_ranges=tuple(plan.llm_layers),
+        placement=Placement.one_per_rank(plan.encoder_stages, plan.llm_stages),
+    )
+
+
+def _mode(module: Any) -> Any:
+    parameters = list(module.parameters())
+    trained = sum(p.requires_grad for p in parameters)
+    if not trained:
+        return "frozen"
+    return "full"
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if not key.startswith("_")}

@@ -1,0 +1,108 @@
+"""Planning a step: from an assignment to a verified program, ahead of time and in any process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_entrain.assign.types import Assignment
+from lightning_entrain.runtime.schedules import AUTO, SCHEDULES
+from lightning_entrain.schedule.choose import choose_schedule
+from lightning_entrain.schedule.lower import Program, lower
+from lightning_entrain.schedule.one_f_one_b import build_forward_only
+from lightning_entrain.schedule.predict import replica_step
+from lightning_entrain.schedule.types import Placement, RowCounts, Schedule, row_counts
+from lightning_entrain.schedule.verify import verify
+from lightning_entrain.workload.sizes import SampleSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """What one replica does in a step.
+
+    Attributes:
+        program: Lowered and verified.
+        rows: The rows it is for.
+        train: Whether it has backward actions.
+        predicted_ms: Simulated time of the step, if the planner knows costs.
+        planning_ms: How long planning took.
+    """
+
+    program: Program
+    rows: RowCounts
+    train: bool
+    predicted_ms: float | None
+    planning_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlanner:
+    """Plans the steps of one replica. Plain values only, so that loader processes can hold it.
+
+    Attributes:
+        placement: Which rank holds which stage.
+        replica: The replica of this rank.
+        schedule: Name of the training schedule; ``"auto"`` simulates all and takes the fastest.
+        boundary_columns: Columns of the tensor between each stage and the next.
+        dtype: Name of the type of boundary tensors.
+        stage_shares: Part of its module's work that each stage does; None if unknown.
+        num_steps: Effort of the search of ``"auto"``.
+    """
+
+    placement: Placement
+    replica: int
+    schedule: str
+    boundary_columns: tuple[int, ...]
+    dtype: str
+    stage_shares: tuple[float, ...] | None = None
+    num_steps: int = 300
+
+    def __call__(
+        self, assignment: Assignment, sizes: Sequence[SampleSize], *, train: bool
+    ) -> StepPlan:
+        """Plan a step.
+
+        Args:
+            assignment: Of the global batch.
+            sizes: By global-batch index.
+            train: Whether gradients are wanted.
+
+        Raises:
+            ScheduleError: If the schedule cannot be built or fails verification.
+        """
+        begin = time.perf_counter()
+        rows = row_counts(assignment.replicas[self.replica], sizes)
+        predicted_ms = None
+        if not train:
+            schedule = build_forward_only(self.placement, rows)
+        elif self.schedule == AUTO and self._knows_costs(assignment):
+            schedule, predicted_ms = self._fastest(assignment, sizes)
+        else:
+            name = "1f1b_split" if self.schedule == AUTO else self.schedule
+            schedule = SCHEDULES[name](self.placement, rows)
+        program = lower(schedule, rows, boundary_columns=self.boundary_columns, dtype=self.dtype)
+        verify(program, rows)
+        return StepPlan(
+            program=program,
+            rows=rows,
+            train=train,
+            predicted_ms=predicted_ms,
+            planning_ms=(time.perf_counter() - begin) * 1e3,
+        )
+
+    def _knows_costs(self, assignment: Assignment) -> bool:
+        return self.stage_shares is not None and assignment.encoder_cost is not None
+
+    def _fastest(
+        self, assignment: Assignment, sizes: Sequence[SampleSize]
+    ) -> tuple[Schedule, float]:
+        assert self.stage_shares is not None
+        # The order of the microbatches is the assignment's: batches are packed by then.
+        rows, costs = replica_step(
+            assignment, self.replica, self.placement, self.stage_shares, sizes=sizes
+        )
+        choice = choose_schedule(
+            self.placement, rows, costs, may_reorder=False, num_steps=self.num_steps
+        )
+        return choice.tuned.schedule, choice.simulation.iteration_ms
