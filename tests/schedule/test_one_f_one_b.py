@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from lightning_entrain.errors import ScheduleError
 from lightning_entrain.schedule.one_f_one_b import build_1f1b, build_forward_only
@@ -72,6 +72,7 @@ def test_no_microbatch_at_all():
 
 
 @given(cases())
+@settings(deadline=None)
 def test_every_1f1b_verifies_and_runs_with_blocking_transfers(case):
     placement, rows = case
     for split in (False, True):
@@ -86,6 +87,7 @@ def test_every_1f1b_verifies_and_runs_with_blocking_transfers(case):
 
 
 @given(cases())
+@settings(deadline=None)
 def test_every_forward_only_verifies(case):
     placement, rows = case
     schedule = build_forward_only(placement, rows)

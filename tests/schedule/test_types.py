@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from lightning_entrain.assign.types import ReplicaAssignment
 from lightning_entrain.errors import ScheduleError
@@ -49,6 +49,7 @@ def test_actions_sort_with_and_without_target():
 
 
 @given(cases())
+@settings(deadline=None)
 def test_schedule_text_parses_back(case):
     placement, rows = case
     for built in (build_1f1b(placement, rows), build_forward_only(placement, rows)):
