@@ -20,8 +20,10 @@ from lightning_entrain.workload.hardware import (
     device,
 )
 from lightning_entrain.workload.hf_config import model_shape
+from lightning_entrain.workload.layers import AttentionPattern
 from lightning_entrain.workload.memory import Training
 from lightning_entrain.workload.roofline import AnalyticCostModel
+from lightning_entrain.workload.tables import SizeTable
 
 MODELS = Path(__file__).parents[2] / "conf" / "planning" / "model"
 SHAPE = model_shape(yaml.safe_load((MODELS / "qwen2_5vision_llama3_1b.yaml").read_text()))
@@ -160,3 +162,17 @@ def test_bad_training(options: dict, message: str) -> None:
 def test_heads_not_divisible(part: str) -> None:
     with pytest.raises(ConfigError, match="num_heads"):
         costs(Training(), **{f"{part}_tp": 3})
+
+
+def test_causal_kernels_skip_half_of_the_square() -> None:
+    block = SHAPE.llm.blocks[0]
+    assert block.attention is not None
+    whole = replace(block, attention=replace(block.attention, pattern=AttentionPattern.FULL))
+    bare = replace(block, attention=None)
+    load = SHAPE.llm.load(SizeTable.from_single_images([0], [0], [8000]))
+    load = replace(load, pairs={**load.pairs, AttentionPattern.FULL: load.rows**2})
+    causal, full, none = (
+        float(A40.layer_cost("llm", layer, load, Training()).forward_ms[0])
+        for layer in (block, whole, bare)
+    )
+    assert causal - none == pytest.approx((full - none) / 2, rel=0.01)
