@@ -168,7 +168,12 @@ def tune_zero_bubble(
     tables = _merge(cost_tables(placement, rows, costs, max_bytes=max_bytes, link=link), placement)
     order = np.arange(num, dtype=np.int64)
     caps = memory_caps(max_bytes, num_ranks, num)
-    warmup, delay = _start(order, tables, caps, knobs or Knobs.zb_h1(num_ranks))
+    start = knobs or Knobs.zb_h1(num_ranks)
+    if {len(start.warmup), len(start.weight_delay)} != {num_ranks} or min(start.warmup) < 1:
+        raise ScheduleError(
+            f"Knobs {start}", limit=f"one warm-up, at least 1, and one delay per rank ({num_ranks})"
+        )
+    warmup, delay = _start(order, tables, caps, start)
     codes = np.zeros((num_ranks, 3 * num), dtype=np.int64)
     done = np.full((num_ranks, 3 * num), -1, dtype=np.int64)
     if num:

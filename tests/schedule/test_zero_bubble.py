@@ -245,3 +245,18 @@ def test_full_memory_brings_weight_gradients_forward():
     num = zb_kernel.list_order(np.arange(4), ones, ones, 2, 3, 9, codes)
     names = " ".join(f"{'FIW'[code % 3]}{code // 3}" for code in codes[:num].tolist())
     assert names == "F0 F1 I0 W0 F2 I1 W1 F3 I2 I3 W2 W3"
+
+
+@pytest.mark.parametrize("warmup", [(1,), (0, 1), (1, 1, 1)])
+def test_knobs_that_do_not_fit_are_refused(warmup):
+    knobs = Knobs(warmup=warmup, weight_delay=(0, 0))
+    with pytest.raises(ScheduleError, match="per rank"):
+        build_zero_bubble(Placement.one_per_rank(1, 1), full_rows(2), knobs=knobs)
+
+
+def test_empty_step():
+    rows = RowCounts(encoder=(0, 0), segments={}, llm=(0, 0))
+    schedule = build_zero_bubble(Placement.one_per_rank(1, 1), rows)
+    assert schedule.ranks == ((), ())
+    none = RowCounts(encoder=(), segments={}, llm=())
+    assert build_zero_bubble(Placement.one_per_rank(1, 1), none).ranks == ((), ())
