@@ -36,6 +36,7 @@ def make(source: Any = None, **options: Any) -> EntrainDataModule:
     options = {
         "global_batch_size": 4,
         "num_microbatches": 2,
+        "assignment": "fixed",
         "tokenizer": ByteTokenizer(),
         "progress": False,
         **options,
