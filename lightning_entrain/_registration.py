@@ -39,7 +39,7 @@ class _AfterImport:
     ) -> ModuleSpec | None:
         if name != _LIGHTNING:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return spec

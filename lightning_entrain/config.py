@@ -61,7 +61,17 @@ class PlannedDataConf:
     micro_batch_size: int | None = option(
         None, "Samples per microbatch, instead of num_microbatches.", minimum=1
     )
-    assignment: str = option("fixed", "Policy that assigns samples to microbatches.")
+    assignment: str = option(
+        "${assignment}",
+        "Policy that assigns samples to microbatches.",
+        choices=("fixed", "disttrain", "dip", "entrain", "joint"),
+    )
+    max_lag: int | None = option(
+        None,
+        "1 lets a sample's LLM work lag by one microbatch, 0 forbids it; null: 1 for entrain.",
+        minimum=0,
+        maximum=1,
+    )
     seed: int = option("${seed}", "Seed of the samples' order.", minimum=0, maximum=2**32 - 1)
     shuffle: bool = option(True, "Shuffle the training samples every epoch.")
     val_fraction: float = option(0.1, "Share of samples for validation.", minimum=0, maximum=0.9)
@@ -193,10 +203,13 @@ class EntrainStrategyConf:
         None, "LLM stages per replica; null takes the processes that are left.", minimum=1
     )
     replicas: int = option(1, "Data-parallel copies of the pipeline.", minimum=1)
+    plan: str | None = option(
+        None, "File of entrain-plan: sets replicas, stages, layers and microbatches."
+    )
     schedule: str = option(
-        "1f1b",
-        "Order of forward and backward passes.",
-        choices=("1f1b", "1f1b_split", "1f1b_eager", "zero_bubble"),
+        "auto",
+        "Order of forward and backward passes; auto simulates all for every step.",
+        choices=("auto", "1f1b", "1f1b_split", "1f1b_eager", "zero_bubble"),
     )
     timeout_seconds: float = option(
         600.0, "Longest wait for another process, seconds, before the job ends.", above=0
@@ -317,6 +330,11 @@ class TrainConf:
     """Options of `entrain-train`."""
 
     seed: int = option(0, "Seed of weights, data order and everything drawn.", minimum=0)
+    assignment: str = option(
+        "joint",
+        "Policy that assigns samples to replicas and microbatches.",
+        choices=("fixed", "disttrain", "dip", "entrain", "joint"),
+    )
     run_dir: str = option("${hydra:runtime.output_dir}", "Folder that the run is written to.")
     ckpt_path: str | None = option(None, "Checkpoint to resume from.")
     debug: bool = option(False, "Show a traceback when a run ends with an error.")
@@ -442,6 +460,10 @@ def num_devices(config: DictConfig) -> int:
         return devices or 1
     from lightning_entrain.plan.layout import LayoutRequest
 
+    if strategy.plan is not None:
+        from lightning_entrain.plan_file import read_plan
+
+        return int(devices or read_plan(strategy.plan).num_gpus)
     stages = (strategy.encoder_stages or 1) + (strategy.llm_stages or 1)
     found = devices if devices is not None else strategy.replicas * stages
     LayoutRequest(

@@ -133,7 +133,11 @@ def train(config: DictConfig) -> RunResult | None:
     module = build_module(config, datamodule)
     summary = RunSummary()
     trainer = build_trainer(config, devices, extra_callbacks=[summary])
-    trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path)
+    try:
+        trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path)
+    except BaseException:
+        _end_failed_job(trainer)
+        raise
     wandb_dir, wandb_url = _finish_wandb()
     if trainer.global_rank != 0:
         return None
@@ -287,6 +291,20 @@ def _quieten() -> None:
         logger = logging.getLogger(name)
         if not logger.filters:
             logger.addFilter(lambda record: not record.getMessage().startswith(_NOISE))
+
+
+def _end_failed_job(trainer: pl.Trainer) -> None:
+    """Close what a failed fit left open, so that this process can end at once.
+
+    The strategy has told the other ranks. Its watch would end this process, too, and print the
+    error a second time.
+    """
+    watch = getattr(trainer.strategy, "_watch", None)
+    if watch is not None:
+        watch.stop()
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish(exit_code=1)
 
 
 def _finish_wandb() -> tuple[Path | None, str | None]:

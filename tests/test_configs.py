@@ -28,7 +28,8 @@ from lightning_entrain.datamodule import EntrainDataModule
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.loggers import StepCSVLogger
 from lightning_entrain.models.entrain_model import EntrainModel
-from lightning_entrain.runtime.schedules import SCHEDULES
+from lightning_entrain.plan.types import ParallelPlan
+from lightning_entrain.runtime.schedules import AUTO, SCHEDULES
 from lightning_entrain.strategy import EntrainStrategy
 from lightning_entrain.train import build_module, build_trainer
 
@@ -119,6 +120,23 @@ def test_processes_follow_from_the_layout(overrides, expected, composed):
     assert num_devices(composed(*overrides)) == expected
 
 
+def test_a_plan_decides_the_number_of_processes(composed, tmp_path):
+    plan = ParallelPlan(
+        dp=2,
+        encoder_layers=((0, 3),),
+        llm_layers=((0, 1), (1, 3)),
+        num_microbatches=4,
+        global_batch_size=16,
+    )
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    config = composed(*IN_MEMORY, f"strategy.plan={path}")
+    assert num_devices(config) == 6
+    assert build_trainer(config, 6).strategy.num_replicas == 2
+    with pytest.raises(ConfigError, match=r"strategy\.plan=gone\.json cannot be read"):
+        num_devices(composed("strategy.plan=gone.json"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -195,7 +213,7 @@ def test_options_are_the_parameters_of_what_they_build(name, schema):
 
 def test_schedules_offered_are_those_that_exist():
     (field,) = (f for f in dataclasses.fields(EntrainStrategyConf) if f.name == "schedule")
-    assert field.metadata["choices"] == tuple(SCHEDULES)
+    assert field.metadata["choices"] == (AUTO, *SCHEDULES)
 
 
 def test_near_names_are_suggested():
