@@ -260,3 +260,17 @@ def test_empty_step():
     assert schedule.ranks == ((), ())
     none = RowCounts(encoder=(), segments={}, llm=())
     assert build_zero_bubble(Placement.one_per_rank(1, 1), none).ranks == ((), ())
+
+
+def test_deferral_moves_backward_work_but_makes_none():
+    rows = random_rows(random.Random(3), 8, 1)
+    assert rows.max_lag == 1
+    placement = Placement.one_per_rank(2, 1)
+    costs = random_costs(3, placement, rows)
+    tables = cost_tables(placement, rows, costs, max_bytes=10.0, link=None)
+    exists = np.array([rows.encoder, rows.encoder, rows.llm]) > 0
+    unit = (1 << 20) / costs.forward_ms.mean()
+    for row, times in enumerate((costs.forward_ms, costs.input_ms, costs.weight_ms)):
+        expected = (times * exists).sum(axis=1) * unit
+        assert tables[row].sum(axis=1) == pytest.approx(expected, rel=1e-4)
+    assert tables[6].sum(axis=1) == pytest.approx(tables[5].sum(axis=1), rel=1e-6)
