@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -200,25 +199,6 @@ def stage_shares(
         total = sum(costs) or 1.0
         shares += [sum(costs[start:stop]) / total for start, stop in ranges]
     return tuple(shares)
-
-
-def read_plan(plan: str | Path | ParallelPlan) -> ParallelPlan:
-    """A plan, or the plan in a file.
-
-    Raises:
-        ConfigError: If the file is missing or is no plan.
-    """
-    if isinstance(plan, ParallelPlan):
-        return plan
-    path = Path(plan)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(
-            f"strategy.plan={plan} cannot be read: {error.strerror}",
-            remedy="write one with entrain-plan",
-        ) from error
-    return ParallelPlan.from_json(text)
 
 
 def layout_of(

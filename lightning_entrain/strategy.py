@@ -36,7 +36,8 @@ from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.entrain_model import check_label_count
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.plan.types import ParallelPlan
-from lightning_entrain.planning import Workload, read_plan
+from lightning_entrain.plan_file import read_plan
+from lightning_entrain.planning import Workload
 from lightning_entrain.runtime.engine import PipelineEngine
 from lightning_entrain.runtime.gradients import (
     copy_from_first_replica,
