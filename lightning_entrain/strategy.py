@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -45,12 +46,13 @@ from lightning_entrain.runtime.gradients import (
     sum_over_replicas,
 )
 from lightning_entrain.runtime.groups import PipelineGroups, create_groups
-from lightning_entrain.runtime.launcher import EntrainLauncher
+from lightning_entrain.runtime.launcher import EntrainLauncher, check_not_interactive
 from lightning_entrain.runtime.partition import ModelPartition, find_model
 from lightning_entrain.runtime.ranks import RankStrategy
+from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.run_plan import RunPlan
 from lightning_entrain.runtime.signals import REQUEUE
-from lightning_entrain.runtime.step_plan import StepPlanner
+from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
 
 INTERRUPTED = "interrupted.ckpt"
 """Name of the checkpoint that is saved when a job is asked to stop."""
@@ -170,6 +172,30 @@ class EntrainStrategy(RankStrategy):
         return self._run_plan.step_planner(
             self.global_rank, _WIRE_DTYPES[str(self.precision_plugin.precision)]
         )
+
+    @property
+    def stage_shares(self) -> tuple[float, ...] | None:
+        """Part of its module's work that each stage does; None if unknown."""
+        planner: StepPlanner | None = self.step_planner
+        return None if planner is None else planner.stage_shares
+
+    @property
+    def last_step_plan(self) -> StepPlan | None:
+        """What this rank did in the last step; None before the first."""
+        return None if self._engine is None else self._engine.last_plan
+
+    @property
+    def last_recorder(self) -> StepRecorder | None:
+        """When this rank's actions of the last step ran; None before the first."""
+        return None if self._engine is None else self._engine.last_recorder
+
+    def gather_on_rank_zero(self, value: _Result) -> list[_Result] | None:
+        """All ranks' values, by global rank, on rank 0; None on the others. All ranks call it."""
+        if self._groups.control is None:
+            return [value]
+        found: list[Any] | None = [None] * self.world_size if self.is_global_zero else None
+        dist.gather_object(value, found, group=self._groups.control)
+        return found
 
     @property
     def data_needs(self) -> DataNeeds:

@@ -22,6 +22,10 @@ class StepRecorder:
     Args:
         rank: The rank that rows are filed under.
         device: The rank's device.
+
+    Attributes:
+        began_at: Begin of the step by the host's clock, seconds since 1970: what the ranks of a
+            host have in common.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:
@@ -29,6 +33,7 @@ class StepRecorder:
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[Action, Any, Any]] = []
         self._waits: list[tuple[Action, Any, Any]] = []
+        self.began_at = time.time()
         self._begin = self._mark()
 
     @contextmanager
