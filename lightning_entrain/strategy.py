@@ -132,6 +132,7 @@ class EntrainStrategy(RankStrategy):
         self._optimizer_layouts: list[OptimizerLayout] = []
         self._engine: PipelineEngine | None = None
         self._accumulating = False
+        self._one_stage = False
 
     # --- who is where -----------------------------------------------------------------------
 
@@ -167,8 +168,10 @@ class EntrainStrategy(RankStrategy):
         return None if self.workload is None else self.workload.sample_costs
 
     @property
-    def step_planner(self) -> StepPlanner:
-        """Plans this rank's steps; the data module calls it ahead of time."""
+    def step_planner(self) -> StepPlanner | None:
+        """Plans this rank's steps ahead, in the data module; None without an EntrainModel."""
+        if self._run_plan.partition is None:
+            return None
         return self._run_plan.step_planner(
             self.global_rank, _WIRE_DTYPES[str(self.precision_plugin.precision)]
         )
@@ -214,7 +217,12 @@ class EntrainStrategy(RankStrategy):
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
-        self._run_plan.check_ranks(self.num_processes * self.num_nodes)
+        world_size = self.num_processes * self.num_nodes
+        self._run_plan.check_ranks(world_size)
+        if world_size == 1:
+            return
+        self._check_precision()
+        check_not_interactive(self.cluster_environment, world_size)
         self._launcher = EntrainLauncher(
             self.cluster_environment,
             self.num_processes,
@@ -225,12 +233,20 @@ class EntrainStrategy(RankStrategy):
     def connect(self, model: pl.LightningModule) -> None:
         """Attach the user's module; the layout is provisional until the data is known."""
         super().connect(model)
+        self._one_stage = self._run_plan.runs_as_one_stage(model)
+        if self._one_stage:
+            self._run_plan.forget()
+            return
+        self._check_precision()
         self._run_plan.adopt(model, self.root_device, str(self.precision_plugin.precision))
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Configure the optimizers on the full model, then keep this rank's stages only."""
         assert self.accelerator is not None
         assert self.lightning_module is not None
+        if self._runs_as_one_stage():
+            super().setup(trainer)
+            return
         self.accelerator.setup(trainer)
         fitting = trainer.state.fn == TrainerFn.FITTING
         self._fix_layout(trainer, announce=fitting)
@@ -253,6 +269,12 @@ class EntrainStrategy(RankStrategy):
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
+
+    def _runs_as_one_stage(self) -> bool:
+        """Whether there is one process and no model to cut; final after ``configure_model``."""
+        if self._one_stage and self.lightning_module is not None:
+            self._one_stage = self._run_plan.runs_as_one_stage(self.lightning_module)
+        return self._one_stage
 
     @property
     def _partition(self) -> ModelPartition:
@@ -282,6 +304,8 @@ class EntrainStrategy(RankStrategy):
         assert self.lightning_module is not None
         self._reset_optimizers_and_schedulers()
         super().setup_optimizers(trainer)
+        if self._one_stage:
+            return
         names = self._parameter_names()
         self._optimizer_layouts = [record_layout(optimizer, names) for optimizer in self.optimizers]
 
@@ -291,13 +315,15 @@ class EntrainStrategy(RankStrategy):
         self.lightning_module.to(self.root_device)
 
     def _attach_engine(self) -> None:
+        planner = self.step_planner
+        assert planner is not None
         self._engine = PipelineEngine(
             self._partition.model,
             self.layout,
             global_rank=self.global_rank,
             groups=self._groups,
             device=self.root_device,
-            planner=self.step_planner,
+            planner=planner,
             stop_request=self._stop_request,
         )
         self._partition.model.attach_engine(self._engine)
@@ -314,16 +340,22 @@ class EntrainStrategy(RankStrategy):
     @precision_plugin.setter
     def precision_plugin(self, plugin: Precision | None) -> None:
         if plugin is not None:
-            if str(plugin.precision) not in _WIRE_DTYPES:
-                raise ConfigError(
-                    f"precision={plugin.precision!r}",
-                    limit=f"one of {', '.join(sorted(_WIRE_DTYPES))}",
-                    remedy="use bf16-mixed; a loss scaler would need one scale over all stages",
-                )
             plugin.clip_grad_by_norm = self._clip_by_global_norm  # type: ignore[method-assign]
         self._precision_plugin = plugin
 
+    def _check_precision(self) -> None:
+        if str(self.precision_plugin.precision) not in _WIRE_DTYPES:
+            raise ConfigError(
+                f"precision={self.precision_plugin.precision!r}",
+                limit=f"one of {', '.join(sorted(_WIRE_DTYPES))}",
+                remedy="use bf16-mixed; a loss scaler would need one scale over all stages",
+            )
+
     def _clip_by_global_norm(self, optimizer: Optimizer, clip_val: float) -> None:
+        if self._one_stage:
+            plugin = self.precision_plugin
+            type(plugin).clip_grad_by_norm(plugin, optimizer, clip_val)
+            return
         parameters = [p for p in self.precision_plugin.main_params(optimizer) if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = global_norm(gradients, self.root_device, self._groups.pipeline)
@@ -349,8 +381,10 @@ class EntrainStrategy(RankStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Free the last step's gradients before the schedule needs the memory."""
-        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
-        if trainer is not None and batch_idx % trainer.accumulate_grad_batches == 0:
+        module = self.lightning_module
+        if module is None or self._one_stage or not module.automatic_optimization:
+            return
+        if batch_idx % module.trainer.accumulate_grad_batches == 0:
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
 
@@ -407,7 +441,7 @@ class EntrainStrategy(RankStrategy):
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """Each rank loads its own stages, which it knows after set-up."""
-        return True
+        return not self._runs_as_one_stage()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The full model's state dict on rank 0; a part of it on other ranks."""
@@ -432,6 +466,9 @@ class EntrainStrategy(RankStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load this rank's stages from a full state dict."""
         assert self.lightning_module is not None
+        if self._one_stage:
+            super().load_model_state_dict(checkpoint, strict)
+            return
         if strict:
             check_names(checkpoint["state_dict"], self._partition.full_names)
         own = self.lightning_module.state_dict()
@@ -440,6 +477,9 @@ class EntrainStrategy(RankStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load this rank's part of each optimizer's state."""
+        if self._one_stage:
+            super().load_optimizer_state_dict(checkpoint)
+            return
         names = self._parameter_names()
         for optimizer, layout, saved in zip(
             self.optimizers, self._optimizer_layouts, checkpoint["optimizer_states"], strict=True

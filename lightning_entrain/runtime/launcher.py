@@ -13,11 +13,30 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from lightning_entrain.errors import ConfigError
+
 _GRACE_SECONDS = 8.0
 _PARENT = "ENTRAIN_LAUNCHER_PID"
+
+
+def check_not_interactive(environment: ClusterEnvironment, world_size: int) -> None:
+    """Refuse to start processes from an interactive session.
+
+    Raises:
+        ConfigError: If the session is one and no other program starts the processes.
+    """
+    if _IS_INTERACTIVE and not environment.creates_processes_externally:
+        raise ConfigError(
+            f"{world_size} processes from an interactive session",
+            limit="each rank runs the script again, and a session has none; ranks that are forked "
+            "or spawned would lose all stages but the first at the end",
+            remedy="write the code to a file and run `python file.py` or `torchrun file.py`, or "
+            "set devices=1, which runs all stages here",
+        )
 
 
 class EntrainLauncher(_SubprocessScriptLauncher):
@@ -44,8 +63,8 @@ class EntrainLauncher(_SubprocessScriptLauncher):
 
     @property
     def is_interactive_compatible(self) -> bool:
-        """A single process needs no script to start."""
-        return self.num_processes * self.num_nodes == 1
+        """Whether other programs start the processes; see :func:`check_not_interactive`."""
+        return self.cluster_environment.creates_processes_externally
 
     def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Check the model, start the other ranks of this node, run ``function`` on all."""

@@ -27,7 +27,8 @@ def find_model(module: pl.LightningModule) -> EntrainModel:
             f"{type(module).__name__} holds {len(found)} EntrainModels"
             + (f" ({', '.join(found)})" if found else ""),
             limit="exactly one, which the strategy cuts into stages",
-            remedy="assign it in __init__ or configure_model: self.model = EntrainModel(...)",
+            remedy="assign it in __init__ or configure_model: self.model = EntrainModel(...); "
+            "modules without one run on one process (devices=1)",
         )
     model = module.get_submodule(found[0])
     assert isinstance(model, EntrainModel)

@@ -65,6 +65,21 @@ class RunPlan:
             if model is not None:
                 self._partition_of(module, model)
 
+    def runs_as_one_stage(self, module: pl.LightningModule) -> bool:
+        """Whether one process runs a module that has no EntrainModel to cut, as it is.
+
+        Stages that were named, or a plan, ask for a model; :meth:`adopt` then refuses its absence.
+        """
+        named = self.wish.encoder_stages is not None or self.wish.llm_stages is not None
+        if self.wish.world_size > 1 or named or self.given is not None:
+            return False
+        return sum(isinstance(part, EntrainModel) for part in module.modules()) != 1
+
+    def forget(self) -> None:
+        """There is no model to cut in the module that runs now."""
+        self.partition = None
+        self.workload = None
+
     def adopt(self, module: pl.LightningModule, device: torch.device, precision: str) -> None:
         """Take a module's model; the layout is provisional until the data is known."""
         if self.partition is not None and self.partition.module is module:

@@ -71,14 +71,14 @@ class Plain(pl.LightningModule):
 
 
 def test_a_module_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Plain holds 0 EntrainModels"):
-        trainer(1, tmp_path).fit(Plain(net=nn.Linear(2, 2)), [0])
+    with pytest.raises(ConfigError, match=r"Plain holds 0 EntrainModels.*devices=1"):
+        trainer(2, tmp_path).fit(Plain(net=nn.Linear(2, 2)), [0])
 
 
 def test_a_module_with_two_models_is_refused(tmp_path: Path) -> None:
     models = {"first": Job().module().model, "second": Job().module().model}
     with pytest.raises(ConfigError, match=r"holds 2 EntrainModels \(first, second\)"):
-        trainer(1, tmp_path).fit(Plain(**models), [0])
+        trainer(2, tmp_path).fit(Plain(**models), [0])
 
 
 def test_parameters_outside_the_model_are_refused(tmp_path: Path) -> None:
