@@ -1,18 +1,19 @@
-"""WorkloadVariabilityMonitor writes the four documented keys every step, to every logger."""
+"""WorkloadVariabilityMonitor writes its documented keys every step, to every logger."""
 
 import csv
-import json
 import re
-import subprocess
-import sys
 import time
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_entrain import WorkloadVariabilityMonitor
+from lightning_entrain.assign.types import Assignment, ReplicaAssignment
+from lightning_entrain.callbacks.variability import measure
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.loggers import StepCSVLogger, make_wandb_logger
+from lightning_entrain.observe.wandb_file import read_wandb_file
+from lightning_entrain.workload.sizes import SampleSize
 
 KEYS = [
     "variability/encoder_cv",
@@ -59,9 +60,61 @@ def test_values_can_be_monitored_without_any_logger(fit, batches):
     assert values([trainer.callback_metrics]) == EXPECTED[-1:]
 
 
-def test_documented_keys_are_the_logged_ones(batches):
-    table = re.findall(r"\| `(variability/\w+)`", WorkloadVariabilityMonitor.__doc__)
-    assert table == list(WorkloadVariabilityMonitor.measure(batches[0])) == KEYS
+def documented(monitor):
+    return re.findall(r"\| `([a-z_/]+)` \|", monitor.__doc__)
+
+
+def sized(patches, text):
+    grids = ((1, 2, patches // 2),) if patches else ()
+    return SampleSize(grids=grids, num_text_tokens=text, num_label_tokens=1)
+
+
+def test_every_documented_key_has_the_value_computed_by_hand():
+    """Two replicas; sample 1 of replica 0 is decoded one microbatch after its encoding."""
+    sizes = [sized(4, 1), sized(8, 2), sized(4, 3), sized(0, 5)]
+    assignment = Assignment(
+        replicas=(
+            ReplicaAssignment(encoder=((0, 1), ()), llm=((0,), (1,))),
+            ReplicaAssignment(encoder=((2,), ()), llm=((2,), (3,))),
+        ),
+        policy="entrain",
+    ).with_costs([1, 3, 2, 0], [2, 4, 6, 4])
+    found = measure(
+        assignment, sizes, in_milliseconds=True, plan_shares={"encoder": 0.3, "llm": 0.7}
+    )
+    # Encoder loads 4, 0 | 2, 0 ms (12, 0 | 4, 0 patches); LLM loads 2, 4 | 6, 4 ms (tokens 2, 4 |
+    # 4, 5). In sampler order: encoder 1, 3 | 2, 0; LLM the same. Bounds: encoder 3 and 2, LLM 4
+    # and 6.
+    expected = {
+        "variability/encoder_cv": (11 / 4) ** 0.5 / 1.5,
+        "variability/encoder_std_ms": (11 / 4) ** 0.5,
+        "variability/encoder_std": 24**0.5,
+        "variability/encoder_max_over_mean": 4 / 1.5,
+        "variability/encoder_bound_gap": 1 / 3,
+        "variability/encoder_replica_max_over_mean": 4 / 3,
+        "variability/fixed_encoder_cv": (5 / 4) ** 0.5 / 1.5,
+        "variability/llm_cv": 2**0.5 / 4,
+        "variability/llm_std_ms": 2**0.5,
+        "variability/llm_std": (19 / 16) ** 0.5,
+        "variability/llm_max_over_mean": 1.5,
+        "variability/llm_bound_gap": 0.0,
+        "variability/llm_replica_max_over_mean": 10 / 8,
+        "variability/fixed_llm_cv": 2**0.5 / 4,
+        "variability/encoder_llm_ratio": 6 / 16,
+        "variability/plan_encoder_llm_ratio": 3 / 7,
+        "variability/deferred_samples": 1.0,
+        "variability/deferred_tokens": 4.0,
+        "variability/num_microbatches": 2.0,
+    }
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert sorted(found) == sorted(documented(WorkloadVariabilityMonitor))
+
+
+def test_without_costs_in_milliseconds_only_those_keys_are_missing(fit, batches):
+    trainer = fit(batches, [WorkloadVariabilityMonitor()], False)
+    found = {key for key in trainer.callback_metrics if key.startswith("variability/")}
+    missing = {k for k in documented(WorkloadVariabilityMonitor) if "_ms" in k or "plan_" in k}
+    assert found == set(documented(WorkloadVariabilityMonitor)) - missing
 
 
 def test_wandb_offline_run_holds_every_step(fit, batches, tmp_path, monkeypatch):
@@ -74,21 +127,23 @@ def test_wandb_offline_run_holds_every_step(fit, batches, tmp_path, monkeypatch)
     fit(batches, [WorkloadVariabilityMonitor()], logger, log_every_n_steps=1)
     wandb.finish()
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    history = read_history(path)
-    assert [row["trainer/global_step"] for row in history] == [0, 1, 2, 3]
-    assert values(history) == EXPECTED
+    file = read_complete(path)
+    rows = [row for row in file.history if "variability/llm_cv" in row]
+    assert [row["trainer/global_step"] for row in rows] == [0, 1, 2, 3]
+    assert values(rows) == EXPECTED
+    assert file.metrics["variability/*"]["step_metric"] == "trainer/global_step"
+    (table,) = [row for row in file.history if "tables/microbatch_loads/_type" in row]
+    assert table["tables/microbatch_loads/nrows"] == 4 * 2 * 2
 
 
-def read_history(path):
-    """Rows of a W&B file, read once its closing record is on disk."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    for _ in range(50):
-        text = subprocess.run(command, capture_output=True, text=True).stdout
-        records = [json.loads(line) for line in text.splitlines()]
-        if any(record["type"] == "exit" for record in records):
-            break
+def read_complete(path):
+    """A W&B file, read once its closing record is on disk."""
+    for _ in range(100):
+        file = read_wandb_file(path)
+        if file.complete:
+            return file
         time.sleep(0.1)
-    return [record["history"]["item"] for record in records if record["type"] == "history"]
+    raise AssertionError(f"{path} was not finished")
 
 
 def test_a_batch_without_a_plan_is_refused(fit):

@@ -1,0 +1,64 @@
+"""What the monitors have in common: when they look, and how they log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from lightning_entrain.errors import ConfigError
+from lightning_entrain.observe.history import history_of
+
+
+def step_index(trainer: pl.Trainer) -> int:
+    """Optimizer step under way, from 0, as Lightning's loggers count it."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def step_ends(trainer: pl.Trainer) -> bool:
+    """Whether the batch that was just trained ended an optimizer step."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def is_due(step: int, every_n_steps: int) -> bool:
+    """Whether a monitor looks at a step: every n, and at the first that is not warming up."""
+    if every_n_steps == 1:
+        return True
+    return step == 1 or (step > 0 and step % every_n_steps == 0)
+
+
+def check_interval(every_n_steps: int) -> int:
+    """An interval in steps.
+
+    Raises:
+        ConfigError: If it is below 1.
+    """
+    if every_n_steps < 1:
+        raise ConfigError(f"every_n_steps is {every_n_steps}", limit="at least 1")
+    return every_n_steps
+
+
+class StepMonitor(Callback):
+    """Logs values of a step once, to every logger, whatever the trainer's logging interval."""
+
+    def log_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, values: Mapping[str, float]
+    ) -> None:
+        """Log values from ``on_train_batch_end``; every rank passes the same.
+
+        They reach `trainer.callback_metrics` too, for other callbacks to monitor. With gradient
+        accumulation, the values of the step's last global batch are the ones logged.
+        """
+        # Values that go through `log` share the step's row with the loss. Between two logging
+        # steps Lightning would keep them to itself, so there they are written directly.
+        pl_module.log_dict(dict(values), on_step=True, on_epoch=False, batch_size=1)
+        if not step_ends(trainer):
+            return
+        step = step_index(trainer)
+        if trainer.is_global_zero:
+            history_of(trainer).add(step, values)
+        if trainer._logger_connector.should_update_logs:
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(values), step=step)

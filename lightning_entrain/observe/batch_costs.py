@@ -1,0 +1,80 @@
+"""What the samples of a trained batch cost, in milliseconds where the model is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_entrain.assign.types import Assignment
+from lightning_entrain.errors import ConfigError
+from lightning_entrain.models.entrain_model import EntrainModel
+from lightning_entrain.planning import Workload, workload_of
+
+
+class BatchCosts:
+    """Costs of a run's batches, the same with `EntrainStrategy` and on one process without it.
+
+    Args:
+        trainer: The trainer, set up.
+        pl_module: Its module.
+
+    Attributes:
+        workload: What samples cost; None for models that are not built from Hugging Face
+            configurations.
+    """
+
+    def __init__(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy = trainer.strategy
+        self.workload: Workload | None = getattr(strategy, "workload", None)
+        datamodule = getattr(trainer, "datamodule", None)
+        # The data module assigns by the strategy's costs, so its batches hold them already.
+        self._batches_hold_them = (
+            getattr(strategy, "sample_costs", None) is not None
+            and type(datamodule).__name__ == "EntrainDataModule"
+        )
+        if self.workload is None:
+            models = [part for part in pl_module.modules() if isinstance(part, EntrainModel)]
+            if len(models) == 1 and not hasattr(strategy, "workload"):
+                self.workload = workload_of(models[0], strategy.root_device)
+
+    @property
+    def in_milliseconds(self) -> bool:
+        """Whether costs are predicted milliseconds, and not patches and tokens."""
+        return self.workload is not None
+
+    def assignment_of(self, batch: Any) -> Assignment:
+        """The batch's assignment with its samples' costs.
+
+        Costs are predicted milliseconds, forward and backward, or, where the model is unknown,
+        patches in the encoder and tokens in the LLM.
+
+        Raises:
+            ConfigError: If the batch does not say how it was planned.
+        """
+        assignment, sizes = planned_parts(batch)
+        if self.workload is None:
+            return assignment.with_costs(*token_costs(sizes))
+        if self._batches_hold_them and assignment.encoder_cost is not None:
+            return assignment
+        return assignment.with_costs(*self.workload.sample_costs(sizes))
+
+
+def token_costs(sizes: Any) -> tuple[list[float], list[float]]:
+    """Patches and LLM tokens per sample."""
+    return [float(s.num_patches) for s in sizes], [float(s.num_tokens) for s in sizes]
+
+
+def planned_parts(batch: Any) -> tuple[Assignment, Any]:
+    """Assignment and sizes of a planned batch.
+
+    Raises:
+        ConfigError: If the batch has neither.
+    """
+    if not (hasattr(batch, "assignment") and hasattr(batch, "sizes")):
+        raise ConfigError(
+            f"A monitor got a batch of type {type(batch).__name__}",
+            limit="a batch with the attributes assignment and sizes",
+            remedy="train with EntrainDataModule, or leave the callback out",
+        )
+    return batch.assignment, batch.sizes
