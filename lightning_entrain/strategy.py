@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -22,15 +21,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_entrain.checkpoint import (
+from lightning_entrain.checkpoint.optimizer_state import (
     OptimizerLayout,
-    TensorGather,
-    check_names,
-    full_optimizer_state,
-    load_optimizer_state,
     prune_optimizer,
     record_layout,
 )
+from lightning_entrain.checkpoint.saving import CheckpointingStrategy
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.planned import Costs
 from lightning_entrain.errors import ConfigError
@@ -48,7 +44,6 @@ from lightning_entrain.runtime.gradients import (
 from lightning_entrain.runtime.groups import PipelineGroups, create_groups
 from lightning_entrain.runtime.launcher import EntrainLauncher, check_not_interactive
 from lightning_entrain.runtime.partition import ModelPartition, find_model
-from lightning_entrain.runtime.ranks import RankStrategy
 from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.run_plan import RunPlan
 from lightning_entrain.runtime.signals import REQUEUE
@@ -66,7 +61,7 @@ _WIRE_DTYPES = {
 }
 
 
-class EntrainStrategy(RankStrategy):
+class EntrainStrategy(CheckpointingStrategy):
     """Trains a vision-language model as a pipeline whose first stages hold the encoder.
 
     The LightningModule stays plain: it holds one :class:`EntrainModel` and its ``training_step``
@@ -83,6 +78,9 @@ class EntrainStrategy(RankStrategy):
             and the number of microbatches.
         schedule: ``"auto"`` simulates all schedules for every step and takes the fastest;
             ``"1f1b"``, ``"1f1b_split"``, ``"1f1b_eager"`` and ``"zero_bubble"`` are fixed.
+        checkpoint: ``"consolidated"`` writes the file that a single-device run would write,
+            ``"sharded"`` a folder to which each rank writes its part; every layout reads both.
+        async_checkpoint: Write checkpoints in the background, from a copy in host memory.
         timeout_seconds: How long a message or collective may take before the job ends.
         stop_seconds: How long a rank may take to finish its step and save after SIGTERM.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
@@ -105,6 +103,8 @@ class EntrainStrategy(RankStrategy):
         *,
         plan: str | Path | ParallelPlan | None = None,
         schedule: str = "auto",
+        checkpoint: str = "consolidated",
+        async_checkpoint: bool = False,
         timeout_seconds: float = 600.0,
         stop_seconds: float = 60.0,
         process_group_backend: str | None = None,
@@ -115,6 +115,8 @@ class EntrainStrategy(RankStrategy):
         precision_plugin: Precision | None = None,
     ) -> None:
         super().__init__(
+            checkpoint=checkpoint,
+            async_checkpoint=async_checkpoint,
             timeout_seconds=timeout_seconds,
             stop_seconds=stop_seconds,
             process_group_backend=process_group_backend,
@@ -328,10 +330,6 @@ class EntrainStrategy(RankStrategy):
         )
         self._partition.model.attach_engine(self._engine)
 
-    def _parameter_names(self) -> dict[Tensor, str]:
-        assert self.lightning_module is not None
-        return {parameter: name for name, parameter in self.lightning_module.named_parameters()}
-
     @property
     def precision_plugin(self) -> Precision:
         """Lightning's precision plugin, clipping by the norm over all stages."""
@@ -381,6 +379,7 @@ class EntrainStrategy(RankStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Free the last step's gradients before the schedule needs the memory."""
+        super().on_train_batch_start(batch, batch_idx)
         module = self.lightning_module
         if module is None or self._one_stage or not module.automatic_optimization:
             return
@@ -418,7 +417,10 @@ class EntrainStrategy(RankStrategy):
         result = super()._told_to_all(step, *args, **kwargs)
         if self._engine is not None and self._engine.stop_agreed:
             assert self.lightning_module is not None
-            self.lightning_module.trainer._signal_connector.received_sigterm = True
+            trainer = self.lightning_module.trainer
+            # Gradients added up so far would be lost in the middle of an accumulation.
+            if not (trainer.training and trainer.fit_loop.epoch_loop._should_accumulate()):
+                trainer._signal_connector.received_sigterm = True
         return result
 
     def _save_and_leave(self) -> None:
@@ -426,6 +428,7 @@ class EntrainStrategy(RankStrategy):
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         assert self._engine is not None
+        self._write_at_once()
         if self._engine.stop_agreed == REQUEUE:
             handle = trainer._signal_connector._slurm_sigusr_handler_fn
             handle(signal.SIGUSR1, None)  # type: ignore[arg-type]
@@ -436,59 +439,10 @@ class EntrainStrategy(RankStrategy):
         trainer.save_checkpoint(path)
         rank_zero_info(f"Stopped on request after step {trainer.global_step}; saved {path}")
 
-    # --- checkpoints ------------------------------------------------------------------------
-
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """Each rank loads its own stages, which it knows after set-up."""
         return not self._runs_as_one_stage()
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The full model's state dict on rank 0; a part of it on other ranks."""
-        assert self.lightning_module is not None
-        own = self.lightning_module.state_dict()
-        if not self.is_distributed:
-            return own
-        collected = self._gather()(self._partition.own_state(own, self.global_rank))
-        return {name: collected[name] for name in self._partition.full_names if name in collected}
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's single-device state dict; complete on rank 0."""
-        if isinstance(optimizer, LightningOptimizer):
-            optimizer = optimizer._optimizer
-        if not self.is_distributed:
-            return optimizer.state_dict()
-        index = [id(known) for known in self.optimizers].index(id(optimizer))
-        return full_optimizer_state(
-            optimizer, self._optimizer_layouts[index], self._parameter_names(), self._gather()
-        )
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load this rank's stages from a full state dict."""
-        assert self.lightning_module is not None
-        if self._one_stage:
-            super().load_model_state_dict(checkpoint, strict)
-            return
-        if strict:
-            check_names(checkpoint["state_dict"], self._partition.full_names)
-        own = self.lightning_module.state_dict()
-        part = {name: value for name, value in checkpoint["state_dict"].items() if name in own}
-        self.lightning_module.load_state_dict(part, strict=strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's part of each optimizer's state."""
-        if self._one_stage:
-            super().load_optimizer_state_dict(checkpoint)
-            return
-        names = self._parameter_names()
-        for optimizer, layout, saved in zip(
-            self.optimizers, self._optimizer_layouts, checkpoint["optimizer_states"], strict=True
-        ):
-            load_optimizer_state(optimizer, layout, names, saved)
-        _optimizers_to_device(self.optimizers, self.root_device)
-
-    def _gather(self) -> TensorGather:
-        return TensorGather(self._groups.control, range(self.layout.num_ranks))
 
     # --- the end ----------------------------------------------------------------------------
 

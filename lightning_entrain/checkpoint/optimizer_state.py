@@ -1,4 +1,4 @@
-"""Consolidated checkpoints: the file a single-device Lightning run would write."""
+"""Optimizer state between the parts that ranks hold and the whole of a single device."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_entrain.checkpoint.gather import TensorGather
 from lightning_entrain.errors import CheckpointError
 
 _KEYED_BY_PARAMETER = ("params", "param_names")
@@ -92,8 +91,16 @@ def load_optimizer_state(
     layout: OptimizerLayout,
     names: Mapping[Tensor, str],
     saved: Mapping[str, Any],
+    saved_names: Sequence[str] | None = None,
 ) -> None:
     """Load this rank's part of a single-device optimizer state.
+
+    Args:
+        optimizer: This rank's pruned optimizer.
+        layout: Its parameters on a single device.
+        names: Names of this rank's parameters.
+        saved: State dict of the optimizer on a single device; entries of other ranks may lack.
+        saved_names: The parameters' names in the order of their ids, if the checkpoint tells them.
 
     Raises:
         CheckpointError: If the saved groups are not those of this optimizer.
@@ -112,6 +119,17 @@ def load_optimizer_state(
         for group, group_names in zip(saved["param_groups"], layout.groups, strict=True)
         for index, name in zip(group["params"], group_names, strict=True)
     }
+    if saved_names is not None:
+        by_name = {name: index for index, name in enumerate(saved_names)}
+        if by_name != saved_ids:
+            unlike = sorted(n for n in saved_ids if by_name.get(n) != saved_ids[n])
+            raise CheckpointError(
+                f"The checkpoint's optimizer has its parameters in another order, among them "
+                f"{unlike[0]}",
+                limit=f"that of this run's {type(optimizer).__name__}",
+                remedy="configure the optimizer as in the run that wrote the checkpoint, or load "
+                "the weights alone",
+            )
     state: dict[int, Any] = {}
     groups = []
     next_id = 0
@@ -125,94 +143,13 @@ def load_optimizer_state(
         for local_id, parameter in zip(packed["params"], group["params"], strict=True):
             entry = saved["state"].get(saved_ids[names[parameter]])
             if entry is not None:
-                state[local_id] = entry
+                # Copied: optimizers keep tensors that fit, and these may lie in a mapped file.
+                state[local_id] = {key: _copied(value) for key, value in entry.items()}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-class TensorGather:
-    """Collects nested dictionaries of tensors on global rank 0.
-
-    Structure travels as pickled metadata, tensors one by one as raw messages, so that no rank but 0
-    ever holds more than its own part and one tensor.
-
-    Args:
-        group: Group of all ranks on the host (gloo); None in a job of one process.
-        sources: Ranks that contribute; each name must come from one of them only.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None, sources: Sequence[int]) -> None:
-        self._group = group
-        self._sources = tuple(sources)
-
-    def __call__(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Every rank calls this together; ranks other than 0 get their own part back.
-
-        Args:
-            own: Name to tensor, or name to dictionary of tensors and plain values.
-        """
-        result = {name: _to_host(value) for name, value in own.items()}
-        if self._group is None:
-            return result
-        rank = dist.get_rank()
-        for source in self._sources:
-            if source == 0:
-                continue
-            if rank == source:
-                self._send(result)
-            elif rank == 0:
-                result.update(self._receive(source))
-        return result
-
-    def _send(self, part: Mapping[str, Any]) -> None:
-        tensors: list[Tensor] = []
-        described = {name: _describe(value, tensors) for name, value in part.items()}
-        dist.send_object_list([described], 0, group=self._group)
-        for tensor in tensors:
-            if tensor.numel():
-                dist.send(_as_bytes(tensor), 0, group=self._group)
-
-    def _receive(self, source: int) -> dict[str, Any]:
-        box: list[Any] = [None]
-        dist.recv_object_list(box, source, group=self._group)
-        return {name: self._rebuild(entry, source) for name, entry in box[0].items()}
-
-    def _rebuild(self, entry: Any, source: int) -> Any:
-        if isinstance(entry, _TensorSpec):
-            tensor = torch.empty(entry.shape, dtype=entry.dtype)
-            if tensor.numel():
-                dist.recv(_as_bytes(tensor), source, group=self._group)
-            return tensor
-        if isinstance(entry, dict):
-            return {key: self._rebuild(value, source) for key, value in entry.items()}
-        return entry
-
-
-@dataclass(frozen=True)
-class _TensorSpec:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _to_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, Mapping):
-        return {key: _to_host(entry) for key, entry in value.items()}
-    return value
-
-
-def _describe(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        tensors.append(value.contiguous())
-        return _TensorSpec(tuple(value.shape), value.dtype)
-    if isinstance(value, Mapping):
-        return {key: _describe(entry, tensors) for key, entry in value.items()}
-    return value
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """The tensor's memory as bytes: gloo sends every type alike then."""
-    return tensor.view(-1).view(torch.uint8)
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def check_names(saved: Iterable[str], expected: Iterable[str]) -> None:

@@ -1,0 +1,101 @@
+"""Bringing the parts of all ranks to rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class TensorGather:
+    """Collects nested dictionaries of tensors on global rank 0.
+
+    Structure travels as pickled metadata, tensors one by one as raw messages, so that no rank but 0
+    ever holds more than its own part and one tensor.
+
+    Args:
+        group: Group of all ranks on the host (gloo); None in a job of one process.
+        sources: Ranks that contribute; each name must come from one of them only.
+        copy: Copy tensors that lie on the host already, so that training may go on.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, sources: Sequence[int], *, copy: bool = False
+    ) -> None:
+        self._group = group
+        self._sources = tuple(sources)
+        self._copy = copy
+
+    def __call__(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Every rank calls this together; ranks other than 0 get their own part back.
+
+        Args:
+            own: Name to tensor, or name to dictionary of tensors and plain values.
+        """
+        result = {name: _to_host(value, copy=self._copy) for name, value in own.items()}
+        if self._group is None:
+            return result
+        rank = dist.get_rank()
+        for source in self._sources:
+            if source == 0:
+                continue
+            if rank == source:
+                self._send(result)
+            elif rank == 0:
+                result.update(self._receive(source))
+        return result
+
+    def _send(self, part: Mapping[str, Any]) -> None:
+        tensors: list[Tensor] = []
+        described = {name: _describe(value, tensors) for name, value in part.items()}
+        dist.send_object_list([described], 0, group=self._group)
+        for tensor in tensors:
+            if tensor.numel():
+                dist.send(_as_bytes(tensor), 0, group=self._group)
+
+    def _receive(self, source: int) -> dict[str, Any]:
+        box: list[Any] = [None]
+        dist.recv_object_list(box, source, group=self._group)
+        return {name: self._rebuild(entry, source) for name, entry in box[0].items()}
+
+    def _rebuild(self, entry: Any, source: int) -> Any:
+        if isinstance(entry, _TensorSpec):
+            tensor = torch.empty(entry.shape, dtype=entry.dtype)
+            if tensor.numel():
+                dist.recv(_as_bytes(tensor), source, group=self._group)
+            return tensor
+        if isinstance(entry, dict):
+            return {key: self._rebuild(value, source) for key, value in entry.items()}
+        return entry
+
+
+@dataclass(frozen=True)
+class _TensorSpec:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _to_host(value: Any, *, copy: bool) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=copy)
+    if isinstance(value, Mapping):
+        return {key: _to_host(entry, copy=copy) for key, entry in value.items()}
+    return value
+
+
+def _describe(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors.append(value.contiguous())
+        return _TensorSpec(tuple(value.shape), value.dtype)
+    if isinstance(value, Mapping):
+        return {key: _describe(entry, tensors) for key, entry in value.items()}
+    return value
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor's memory as bytes: gloo sends every type alike then."""
+    return tensor.view(-1).view(torch.uint8)
