@@ -189,6 +189,7 @@ class ModuleConf:
     max_steps: int | None = option(
         None, "Step at which the cosine ends; null takes the trainer's last.", minimum=1
     )
+    freeze: list[str] = option([], "Parts that are not trained: encoder, projector, llm.")
 
 
 @dataclass

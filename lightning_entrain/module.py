@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.models.freezing import freeze as freeze_parts
 
 if TYPE_CHECKING:
     from lightning_entrain.data.batch import PlannedBatch
@@ -46,6 +48,8 @@ class EntrainLightningModule(pl.LightningModule):
         warmup_steps: Optimizer steps of linear warm-up.
         min_learning_rate_ratio: The cosine ends at this share of the peak.
         max_steps: Optimizer step at which the cosine ends; the trainer's last step if None.
+        freeze: Parts of the model that are not trained: some of ``encoder``, ``projector``,
+            ``llm``.
     """
 
     def __init__(
@@ -62,12 +66,15 @@ class EntrainLightningModule(pl.LightningModule):
         warmup_steps: int = 0,
         min_learning_rate_ratio: float = 0.1,
         max_steps: int | None = None,
+        freeze: Sequence[str] = (),
     ) -> None:
         super().__init__()
         _check_choice("optimizer", optimizer, ("adamw", "sgd"))
         _check_choice("schedule", schedule, ("cosine", "constant"))
         betas = (float(betas[0]), float(betas[1]))
+        freeze = list(freeze)
         _check_numbers(locals())
+        freeze_parts(model, freeze)
         self.save_hyperparameters(ignore=["model"])
         self.model = model
 

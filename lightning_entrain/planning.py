@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.models.freezing import modules_of
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.plan.planner import WorkloadProfile, make_plan, profile_workload
 from lightning_entrain.plan.request import PlanRequest
@@ -18,7 +20,7 @@ from lightning_entrain.schedule.types import Placement
 from lightning_entrain.workload.costs import CostModel, sample_costs
 from lightning_entrain.workload.hardware import DEVICES, Cluster, Device, cpu_device
 from lightning_entrain.workload.hf_config import model_shape
-from lightning_entrain.workload.memory import Training
+from lightning_entrain.workload.memory import Training, TrainMode
 from lightning_entrain.workload.roofline import AnalyticCostModel
 from lightning_entrain.workload.shapes import ModelShape
 from lightning_entrain.workload.sizes import SampleSize
@@ -167,9 +169,9 @@ def workload_of(
         return None
     found = device_of(device)
     training = Training(
-        encoder=_mode(model.encoder),
-        projector=_mode(model.projector) if model.projector is not None else _mode(model.encoder),
-        llm=_mode(model.llm),
+        encoder=_mode(modules_of(model, "encoder")),
+        projector=_mode(modules_of(model, "projector")),
+        llm=_mode(modules_of(model, "llm")),
         precision=cast(Any, precision if precision in _PRECISIONS else "32-true"),
     )
     cost_model = AnalyticCostModel(device=found, link_gbps=found.link_gbps)
@@ -242,12 +244,13 @@ def layout_of(
     )
 
 
-def _mode(module: Any) -> Any:
-    parameters = list(module.parameters())
-    trained = sum(p.requires_grad for p in parameters)
+def _mode(modules: Iterable[nn.Module]) -> TrainMode:
+    """How modules are trained; with small parts of them alone (adapters), as with LoRA."""
+    parameters = [p for module in modules for p in module.parameters()]
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
     if not trained:
         return "frozen"
-    return "full"
+    return "full" if 2 * trained >= sum(p.numel() for p in parameters) else "lora"
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

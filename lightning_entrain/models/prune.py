@@ -85,6 +85,31 @@ def check_names(prefix: str, module: PipelineModule) -> None:
         )
 
 
+def stage_modules(
+    model: EntrainModel, *, encoder: LayerRange | None = None, llm: LayerRange | None = None
+) -> list[str]:
+    """Names of the modules of one stage in the order in which they run.
+
+    Args:
+        model: The whole model.
+        encoder: Layers [start, stop) of an encoder stage.
+        llm: Layers [start, stop) of an LLM stage.
+    """
+    module, own, prefix = (
+        (model.encoder, encoder, "encoder.") if encoder is not None else (model.llm, llm, "llm.")
+    )
+    assert own is not None
+    names = list(module.layer_names()[slice(*own)])
+    if own[0] == 0:
+        names = [*module.prologue_names(), *names]
+    if own[1] == module.num_layers:
+        names += module.epilogue_names()
+    found = [prefix + name for name in names]
+    if encoder is not None and own[1] == module.num_layers and model.projector is not None:
+        found.append("projector")
+    return found
+
+
 def _kept_modules(
     model: EntrainModel, encoder_ranges: Sequence[LayerRange], llm_ranges: Sequence[LayerRange]
 ) -> list[str]:

@@ -16,11 +16,13 @@ from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.runtime.accumulate import GradientAccumulator
 from lightning_entrain.runtime.executor import Executor
+from lightning_entrain.runtime.gradients import sum_over_replicas
 from lightning_entrain.runtime.groups import PipelineGroups
 from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.signals import StopRequest
 from lightning_entrain.runtime.state import StepSums
 from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
+from lightning_entrain.runtime.trained import TrainedCheck
 from lightning_entrain.runtime.transfer import DTYPES, Transfers
 from lightning_entrain.runtime.weight_store import WeightStore
 from lightning_entrain.schedule.lower import Program
@@ -43,6 +45,8 @@ class PipelineEngine:
         planner: Plans steps that come without a plan.
         full_precision_gradients: Add up the gradients of low-precision parameters in float32.
         stop_request: A wish to end the job, shared with all ranks at every step.
+        sum_at_backward: Sum gradients over replicas in every backward; otherwise whoever calls
+            the engine does so, once per optimizer step.
 
     Attributes:
         stop_agreed: What all ranks know of such wishes since the last step; 0 for none.
@@ -61,6 +65,7 @@ class PipelineEngine:
         planner: StepPlanner,
         full_precision_gradients: bool = True,
         stop_request: StopRequest | None = None,
+        sum_at_backward: bool = False,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -84,6 +89,8 @@ class PipelineEngine:
             weight_store=self._weight_store,
         )
         self._stop_request = stop_request
+        self._check_trained = TrainedCheck(model.parameters())
+        self._sum_group = groups.replicas if sum_at_backward else None
         self.stop_agreed = 0
         self.last_plan: StepPlan | None = None
         self.last_recorder: StepRecorder | None = None
@@ -104,6 +111,7 @@ class PipelineEngine:
         """
         train = torch.is_grad_enabled()
         self._check_batch(batch)
+        self._check_trained()
         plan = self._plan_of(batch, train=train)
         self._compare_plans(batch, plan.program)
         if not train:
@@ -119,7 +127,8 @@ class PipelineEngine:
                 parameter.grad = gradient
         loss = self._reduce(sums, batch)
         anchor = torch.zeros((), device=self._device, requires_grad=True)
-        return _ReplayGradients.apply(anchor, loss, _GradientStore(self._parameters, fresh))
+        store = _GradientStore(self._parameters, fresh, self._sum_group)
+        return _ReplayGradients.apply(anchor, loss, store)
 
     def close(self) -> None:
         """Give the model back as it was."""
@@ -202,30 +211,33 @@ def _require_equal(rank: int, reference: int, what: str, found: int, expected: i
 
 
 class _GradientStore:
-    """Gradients of one step, waiting for backward."""
+    """Gradients of one step, waiting for backward; summed over the ranks of a group there."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]
+        self,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        sum_group: dist.ProcessGroup | None,
     ) -> None:
-        self._pairs: list[tuple[nn.Parameter, Tensor]] | None = [
-            (parameter, gradient)
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-            if gradient is not None
-        ]
+        self._parameters = parameters
+        self._gradients: Sequence[Tensor | None] | None = gradients
+        self._sum_group = sum_group
 
     def release(self, scale: Tensor) -> None:
         """Add ``scale`` times the stored gradients to ``p.grad``, once."""
-        if self._pairs is None:
+        if self._gradients is None:
             raise RuntimeError(
                 "backward() reached the pipeline's loss twice; run the model again for a second one"
             )
-        pairs, self._pairs = self._pairs, None
-        for parameter, gradient in pairs:
-            gradient.mul_(scale.to(gradient.dtype))
-            if parameter.grad is None:
-                parameter.grad = gradient
-            else:
-                parameter.grad.add_(gradient)
+        fresh, self._gradients = self._gradients, None
+        earlier = [parameter.grad for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, fresh, strict=True):
+            parameter.grad = None if gradient is None else gradient.mul_(scale.to(gradient.dtype))
+        if self._sum_group is not None:
+            sum_over_replicas(self._parameters, self._sum_group)
+        for parameter, before in zip(self._parameters, earlier, strict=True):
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
 
 
 class _ReplayGradients(torch.autograd.Function):

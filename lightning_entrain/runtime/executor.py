@@ -140,7 +140,7 @@ class Executor:
     # --- forward ----------------------------------------------------------------------------
 
     def _forward(self, action: Action, state: StepState) -> None:
-        with torch.set_grad_enabled(state.train):
+        with torch.set_grad_enabled(state.goes_backward(action.stage)):
             if state.graph.is_encoder(action.stage):
                 self._encoder_forward(action, state)
             else:
@@ -152,13 +152,14 @@ class Executor:
         for edge in state.graph.inputs(action):
             whole = state.local.pop(edge)
         outputs: dict[int, Tensor] = {}
+        returns = state.goes_backward(stage - 1)
         for j, rows in self._stages.encoder_inputs(stage, k, whole, state).items():
-            leaf = self._leaf(rows, state) if stage > 0 else rows
+            leaf = _leaf(rows, returns)
             output = self._stages.encoder(stage, k, j, leaf, state)
-            if state.train:
+            if state.goes_backward(stage):
                 state.outputs[stage, k, j] = output
-                if stage > 0:
-                    state.inputs[stage, k, j] = leaf
+            if returns:
+                state.inputs[stage, k, j] = leaf
             outputs[j] = output.detach()
         for edge in state.graph.outputs(action):
             joined = list(outputs.values()) if edge.target is None else [outputs[edge.target]]
@@ -167,20 +168,21 @@ class Executor:
     def _llm_forward(self, action: Action, state: StepState) -> None:
         stage, j = action.stage, action.microbatch
         edges = state.graph.inputs(action)
+        returns = state.goes_backward(stage - 1)
         inputs: Tensor | None
         if stage == state.graph.num_encoder:
-            parts = {e.microbatch: self._leaf(state.local.pop(e), state) for e in edges}
+            parts = {e.microbatch: _leaf(state.local.pop(e), returns) for e in edges}
             inputs = self._stages.features(j, parts, state)
-            if state.train:
+            if returns:
                 state.features[j] = parts
         else:
-            inputs = self._leaf(state.local.pop(edges[0]), state)
-            if state.train:
+            inputs = _leaf(state.local.pop(edges[0]), returns)
+            if returns:
                 state.inputs[stage, j, j] = inputs
         output = self._stages.llm(stage, j, inputs, state)
         if stage == state.graph.last:
             output = self._stages.loss(j, output, state)
-        if state.train:
+        if state.goes_backward(stage):
             state.outputs[stage, j, j] = output
         for edge in state.graph.outputs(action):
             self._deliver(edge, output.detach(), state)
@@ -206,7 +208,7 @@ class Executor:
             else:
                 leaves = [state.inputs.pop((stage, microbatch, edge.target))]
             self._deliver(edge, _join([_gradient_of(leaf) for leaf in leaves]), state)
-        if stage == state.graph.num_encoder and not state.features[microbatch]:
+        if stage == state.graph.num_encoder and not state.features.get(microbatch, True):
             state.features.pop(microbatch)
 
     def _run_autograd(
@@ -250,10 +252,6 @@ class Executor:
 
     # --- hand-over --------------------------------------------------------------------------
 
-    def _leaf(self, rows: Tensor, state: StepState) -> Tensor:
-        """Rows that start a graph of their own."""
-        return rows.detach().requires_grad_() if state.train else rows
-
     def _deliver(self, edge: Edge, tensor: Tensor, state: StepState) -> None:
         """Hand a tensor over inside the rank, or keep it for its send action."""
         if state.graph.is_local(edge):
@@ -271,6 +269,11 @@ def _edge_of(send: Action, state: StepState) -> Edge:
         message.microbatch,
         message.target,
     )
+
+
+def _leaf(rows: Tensor, returns: bool) -> Tensor:
+    """Rows that start a graph of their own, if a gradient is to be returned for them."""
+    return rows.detach().requires_grad_() if returns else rows
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

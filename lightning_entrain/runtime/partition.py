@@ -13,6 +13,7 @@ from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.models.protocol import PassThrough
 from lightning_entrain.models.prune import owned_names, prune_to_stages
 from lightning_entrain.plan.layout import StageLayout
+from lightning_entrain.runtime.trained import TrainedStages
 
 
 def find_model(module: pl.LightningModule) -> EntrainModel:
@@ -52,6 +53,7 @@ class ModelPartition:
         self.full_names: tuple[str, ...] = tuple(module.state_dict()) if module is not None else ()
         self._foreign: dict[str, nn.Module] = {}
         self._was_pruned = False
+        self._trained: TrainedStages | None = None
 
     @property
     def pruned(self) -> bool:
@@ -80,9 +82,14 @@ class ModelPartition:
             replica=replica,
         )
 
+    def trained_stages(self) -> TrainedStages:
+        """Which stages go backward; fixed when the model is pruned."""
+        return self._trained or TrainedStages.of(self.model, self.layout)
+
     def prune(self, global_rank: int) -> None:
         """Keep this rank's stages; the rest is kept aside without memory."""
         self._was_pruned = True
+        self._trained = TrainedStages.of(self.model, self.layout)
         before = dict(self.model.named_modules())
         _, rank = self.layout.split(global_rank)
         prune_to_stages(self.model, *self.layout.ranges_of(rank))

@@ -130,8 +130,9 @@ class RunPlan:
         """
         assert self.partition is not None
         layout = self.layout
+        trained = self.partition.trained_stages()
         return StepPlanner(
-            placement=layout.placement,
+            placement=replace(layout.placement, first_backward=trained.first_backward),
             replica=layout.split(global_rank)[0],
             schedule=self.schedule,
             boundary_columns=self.partition.model.boundary_columns(
@@ -139,6 +140,7 @@ class RunPlan:
             ),
             dtype=dtype,
             stage_shares=self._stage_shares,
+            stage_factors=trained.factors,
         )
 
     def announce(self, loggers: Sequence[Any], global_batch_size: int | None) -> None:

@@ -64,6 +64,10 @@ class StepState:
     local: dict[Edge, Tensor] = field(default_factory=dict)
     outgoing: dict[Edge, Tensor] = field(default_factory=dict)
 
+    def goes_backward(self, stage: int) -> bool:
+        """Whether this step computes gradients on a stage; none before the first stage."""
+        return self.train and stage >= 0 and self.graph.needs_backward(stage)
+
     def leftovers(self) -> str:
         """What a step should have used up, in words; empty if nothing."""
         found = []

@@ -47,6 +47,7 @@ class StepPlanner:
         boundary_columns: Columns of the tensor between each stage and the next.
         dtype: Name of the type of boundary tensors.
         stage_shares: Part of its module's work that each stage does; None if unknown.
+        stage_factors: Parts of a stage's work that F, I and W do.
         num_steps: Effort of the search of ``"auto"``.
     """
 
@@ -56,6 +57,7 @@ class StepPlanner:
     boundary_columns: tuple[int, ...]
     dtype: str
     stage_shares: tuple[float, ...] | None = None
+    stage_factors: tuple[tuple[float, float, float], ...] | None = None
     num_steps: int = 300
 
     def __call__(
@@ -100,7 +102,12 @@ class StepPlanner:
         assert self.stage_shares is not None
         # The order of the microbatches is the assignment's: batches are packed by then.
         rows, costs = replica_step(
-            assignment, self.replica, self.placement, self.stage_shares, sizes=sizes
+            assignment,
+            self.replica,
+            self.placement,
+            self.stage_shares,
+            sizes=sizes,
+            stage_factors=self.stage_factors,
         )
         choice = choose_schedule(
             self.placement, rows, costs, may_reorder=False, num_steps=self.num_steps

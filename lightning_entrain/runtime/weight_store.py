@@ -100,7 +100,10 @@ class WeightStore:
 
     def _forward_of(self, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         def forward(inputs: Tensor) -> Tensor:
-            if not (self._enabled and torch.is_grad_enabled()):
+            trained = layer.weight.requires_grad or (
+                layer.bias is not None and layer.bias.requires_grad
+            )
+            if not (trained and self._enabled and torch.is_grad_enabled()):
                 return F.linear(inputs, layer.weight, layer.bias)
             kind = inputs.device.type
             dtype = inputs.dtype

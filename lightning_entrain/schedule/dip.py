@@ -51,6 +51,7 @@ def build_dip(placement: Placement, rows: RowCounts) -> Schedule:
             Action(stage, ActionKind.B, k)
             for k in graph.encoder_microbatches
             for stage in reversed(stages)
+            if graph.needs_backward(stage)
         ]
         ranks.append((*first, *llm[rank], *last))
     return replace(Schedule(name="dip", placement=placement, ranks=()), ranks=tuple(ranks))

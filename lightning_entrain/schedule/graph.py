@@ -55,6 +55,7 @@ class StepGraph:
         self.rows = rows
         self.num_encoder = placement.num_encoder_stages
         self.last = placement.num_stages - 1
+        self.first_backward = placement.first_backward
         self.by_source: dict[int, list[int]] = {}
         self.by_target: dict[int, list[int]] = {}
         for k, j in rows.segments:
@@ -74,6 +75,10 @@ class StepGraph:
     def is_encoder(self, stage: int) -> bool:
         """True if the stage belongs to the encoder."""
         return stage < self.num_encoder
+
+    def needs_backward(self, stage: int) -> bool:
+        """Whether the stage computes gradients: it or a stage before it is trained."""
+        return stage >= self.first_backward
 
     def microbatches(self, stage: int) -> tuple[int, ...]:
         """Microbatches that a stage computes, in order."""
@@ -104,7 +109,7 @@ class StepGraph:
                 return tuple(Edge(True, stage, stage + 1, microbatch, j) for j in targets)
             return (Edge(True, stage, stage + 1, microbatch),)
         if action.kind is B or action.kind is I:
-            if stage == 0:
+            if stage <= self.first_backward:
                 return ()
             if stage == self.num_encoder:
                 sources = self.by_target.get(microbatch, ())

@@ -44,6 +44,7 @@ def step_limits(
     exists = has_rows[which]
     forward = np.where(exists, costs.forward_ms, 0.0)
     backward = np.where(exists, costs.input_ms + costs.weight_ms, 0.0)
+    backward[: placement.first_backward] = 0.0
     needs_encoder = {j for _, j in rows.segments}
     num_skipping = sum(1 for j, n in enumerate(rows.llm) if n and j not in needs_encoder)
     fill = _least_before(placement, forward, exists, num_skipping > 0)

@@ -75,7 +75,10 @@ class _GreedyOrder:
         self.forwards = [[Action(s, F, m) for m in graph.microbatches(s)] for s in stages]
         self.backwards: list[list[tuple[Action, ...]]] = [[] for _ in stages]
         if caps is not None:
-            self.backwards = [_backward_order(graph, s, split_backward) for s in stages]
+            self.backwards = [
+                _backward_order(graph, s, split_backward) if graph.needs_backward(s) else []
+                for s in stages
+            ]
         self.next_forward = [0] * placement.num_stages
         self.next_backward = [0] * placement.num_stages
         self.in_flight = [0] * placement.num_stages
@@ -84,6 +87,7 @@ class _GreedyOrder:
             for action in itertools.chain.from_iterable(own):
                 key = action.stage, action.microbatch
                 self.pieces[key] = self.pieces.get(key, 0) + 1
+        self._hold_until_consumed()
         self.done: set[Edge] = set()
         self.forwarded: set[tuple[int, int]] = set()
 
@@ -141,18 +145,34 @@ class _GreedyOrder:
             self.next_forward[stage] += 1
             self.in_flight[stage] += 1
             self.forwarded.add((stage, group[0].microbatch))
+            for edge in self.graph.inputs(group[0]):
+                if not self.graph.needs_backward(edge.source):
+                    self._end_piece(edge.source, edge.microbatch)
             return
         self.next_backward[stage] += 1
         for action in group:
-            key = stage, action.microbatch
-            self.pieces[key] -= 1
-            self.in_flight[stage] -= not self.pieces[key]
+            self._end_piece(stage, action.microbatch)
+
+    def _hold_until_consumed(self) -> None:
+        """A microbatch of a stage without backward is in flight until the next stage has run it.
+
+        Otherwise such a stage would run all its forwards first, and their outputs pile up.
+        """
+        for stage in range(self.placement.first_backward):
+            last = stage == self.graph.num_encoder - 1
+            for m in self.graph.microbatches(stage):
+                self.pieces[stage, m] = len(self.graph.by_source[m]) if last else 1
+
+    def _end_piece(self, stage: int, microbatch: int) -> None:
+        self.pieces[stage, microbatch] -= 1
+        self.in_flight[stage] -= not self.pieces[stage, microbatch]
 
     def _raise_stuck(self) -> None:
         stage = next(
             s
             for s in range(self.placement.num_stages)
             if self.next_backward[s] < len(self.backwards[s])
+            or self.next_forward[s] < len(self.forwards[s])
         )
         raise ScheduleError(
             f"No action can follow on rank {self.placement.stage_to_rank[stage]} (stage {stage}, "

@@ -23,6 +23,7 @@ def replica_step(
     sizes: Sequence[SampleSize] | None = None,
     input_factor: float = 1.0,
     weight_factor: float = 1.0,
+    stage_factors: Sequence[tuple[float, float, float]] | None = None,
     overhead_ms: float = 0.0,
 ) -> tuple[RowCounts, StepCosts]:
     """Rows and costs of one replica of an assignment that knows its samples' costs.
@@ -36,6 +37,8 @@ def replica_step(
             for what is empty and what is not, but not for transfers.
         input_factor: Time of I over that of F.
         weight_factor: Time of W over that of F.
+        stage_factors: Per stage the times of F, I and W over its part of the load, where the
+            load is not forward time alone or not all stages are trained.
         overhead_ms: Added to every action.
 
     Raises:
@@ -65,6 +68,7 @@ def replica_step(
         stage_shares,
         input_factor=input_factor,
         weight_factor=weight_factor,
+        stage_factors=stage_factors,
         segment_shares={s: float(sum(cost[i] for i in own)) for s, own in segments.items()},
         overhead_ms=overhead_ms,
     )

@@ -181,7 +181,7 @@ def peaks(
     target: Ints,
     share: Floats,
     activation_bytes: Floats,
-    forward_only: bool,
+    num_forward_only: int,
     peak_live: Ints,
     peak_bytes: Floats,
 ) -> None:
@@ -195,7 +195,7 @@ def peaks(
         target: Per action.
         share: Part of its microbatch's activations that each action ends the life of.
         activation_bytes: ``[stages, microbatches]``.
-        forward_only: Nothing outlives its forward.
+        num_forward_only: On the stages before this one nothing outlives its forward.
         peak_live: Filled, ``[stages]``.
         peak_bytes: Filled, ``[ranks]``.
     """
@@ -216,7 +216,7 @@ def peaks(
                 left[s, m] = 1.0
                 peak_live[s] = max(peak_live[s], live[s])
                 peak_bytes[rank] = max(peak_bytes[rank], held)
-                if forward_only:
+                if s < num_forward_only:
                     live[s] -= 1
                     held -= activation_bytes[s, m]
             elif kind[a] == WEIGHT or (kind[a] == BACKWARD and not is_split[s, m]):

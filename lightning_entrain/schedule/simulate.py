@@ -62,6 +62,7 @@ class StepCosts:
         *,
         input_factor: float = 1.0,
         weight_factor: float = 1.0,
+        stage_factors: Sequence[tuple[float, float, float]] | None = None,
         segment_shares: Mapping[Segment, float] | None = None,
         overhead_ms: float = 0.0,
     ) -> StepCosts:
@@ -74,6 +75,8 @@ class StepCosts:
             stage_shares: Part of its module's work that each stage does.
             input_factor: Time of I over that of F.
             weight_factor: Time of W over that of F.
+            stage_factors: Per stage the times of F, I and W over its part of the load; instead of
+                the two factors, where the load is not forward time alone.
             segment_shares: Part of encoder microbatch k's work in each segment.
             overhead_ms: Added to every action.
 
@@ -83,7 +86,11 @@ class StepCosts:
         modules = np.array([encoder_loads, llm_loads], dtype=np.float64)
         which = np.arange(placement.num_stages) >= placement.num_encoder_stages
         loads = modules[which.astype(int)]
-        forward = loads * np.asarray(stage_shares, dtype=np.float64)[:, None]
+        work = loads * np.asarray(stage_shares, dtype=np.float64)[:, None]
+        if stage_factors is None:
+            stage_factors = [(1.0, input_factor, weight_factor)] * placement.num_stages
+        factors = np.asarray(stage_factors, dtype=np.float64).T[:, :, None]
+        forward = work * factors[0]
         # fsum: numpy's order of summation depends on the machine, and all ranks must agree.
         means = [math.fsum(own) / max(len(own), 1) for own in forward.tolist()]
         ranks = placement.stage_to_rank
@@ -94,8 +101,8 @@ class StepCosts:
         whole = np.array([total or 1.0 for total in on_rank])[:, None]
         return cls(
             forward_ms=forward,
-            input_ms=forward * input_factor,
-            weight_ms=forward * weight_factor,
+            input_ms=work * factors[1],
+            weight_ms=work * factors[2],
             activation_bytes=forward / whole,
             segment_shares=segment_shares or {},
             overhead_ms=overhead_ms,
@@ -245,7 +252,7 @@ def simulate(
         target,
         share,
         costs.activation_bytes,
-        schedule.forward_only,
+        shape[0] if schedule.forward_only else schedule.placement.first_backward,
         peak_live,
         peak_bytes,
     )
@@ -337,4 +344,5 @@ def _transfer_tables(
             elif s < boundary and (k, j) in rows.segment_patches:
                 patches = rows.segment_patches[k, j]
                 backward[s + 1, k, j - k] = link.transfer_ms(patches, s)
+    backward[: placement.first_backward + 1] = 0.0
     return forward, backward

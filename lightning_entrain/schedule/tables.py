@@ -24,9 +24,13 @@ TIME_UNITS = 1 << 20
 def actions_of(graph: StepGraph, stage: int, position: int, kind: int) -> list[Action]:
     """Actions of one code of the kernels: F, I or W (0, 1, 2) of one position; none if empty.
 
+    Stages without backward have codes for I and W, which take no time, but no such actions.
+
     On encoder stages I and W of position j cover the segments that end in LLM microbatch j.
     """
     name = (ActionKind.F, ActionKind.I, ActionKind.W)[kind]
+    if kind and not graph.needs_backward(stage):
+        return []
     if kind == 0 or not graph.is_encoder(stage):
         counts = graph.rows.encoder if graph.is_encoder(stage) else graph.rows.llm
         return [Action(stage, name, position)] if counts[position] else []
@@ -91,6 +95,9 @@ def cost_tables(
         times[6, encoder, j] += costs.activation_bytes[encoder, k] * share
     if link is not None:
         _add_transfers(times, placement, rows, link)
+    forward_only = slice(0, placement.first_backward)
+    times[1:3, forward_only] = times[5:, forward_only] = 0.0
+    times[4, : placement.first_backward + 1] = 0.0
     # fsum: numpy's order of summation depends on the machine, and all ranks must agree.
     mean = math.fsum(costs.forward_ms.ravel().tolist()) / max(costs.forward_ms.size, 1)
     tables = np.zeros(times.shape, dtype=np.int64)

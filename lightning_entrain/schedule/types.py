@@ -108,11 +108,14 @@ class Placement:
         num_encoder_stages: Stages of the encoder; they come first.
         num_llm_stages: Stages of the LLM.
         stage_to_rank: Per stage its rank inside the replica, 0 … num_ranks-1, none left out.
+        first_backward: First stage that computes gradients. Nothing is trained before it, so the
+            stages before it run forward alone and get no gradient messages.
     """
 
     num_encoder_stages: int
     num_llm_stages: int
     stage_to_rank: tuple[int, ...]
+    first_backward: int = 0
 
     def __post_init__(self) -> None:
         if self.num_encoder_stages < 1 or self.num_llm_stages < 1:
@@ -131,6 +134,11 @@ class Placement:
                 f"Stages lie on the ranks {sorted(found)}",
                 limit="ranks are numbered from 0 and each holds at least one stage",
                 remedy="use at most as many ranks as there are stages",
+            )
+        if not 0 <= self.first_backward < self.num_stages:
+            raise ScheduleError(
+                f"first_backward is {self.first_backward}",
+                limit=f"a stage, 0 to {self.num_stages - 1}",
             )
 
     @property
@@ -314,6 +322,8 @@ class Schedule:
             f"llm_stages {place.num_llm_stages}",
             "stage_to_rank " + " ".join(map(str, place.stage_to_rank)),
         ]
+        if place.first_backward:
+            lines.append(f"first_backward {place.first_backward}")
         lines += [" ".join(["rank", f"{r}:", *map(str, own)]) for r, own in enumerate(self.ranks)]
         return "\n".join(lines) + "\n"
 
@@ -339,6 +349,7 @@ class Schedule:
                 num_encoder_stages=int(header["encoder_stages"][0]),
                 num_llm_stages=int(header["llm_stages"][0]),
                 stage_to_rank=tuple(map(int, header["stage_to_rank"])),
+                first_backward=int(header.get("first_backward", ["0"])[0]),
             )
             name, *flags = header["schedule"]
         except (KeyError, IndexError, ValueError) as error:

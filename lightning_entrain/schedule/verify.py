@@ -55,7 +55,7 @@ def verify(program: Program, rows: RowCounts, *, max_live: int | None = None) ->
 def peak_live(schedule: Schedule, rows: RowCounts) -> tuple[int, ...]:
     """Largest number of live (stage, microbatch) pairs per rank, from the order of its list.
 
-    Live: F begun and the last B (or W) not ended. Forward-only schedules hold one at a time.
+    Live: F begun and the last B (or W) not ended. Stages without backward hold one at a time.
     """
     graph = StepGraph(schedule.placement, rows)
     return tuple(_peak(graph, own, schedule.forward_only)[0] for own in schedule.ranks)
@@ -76,7 +76,7 @@ def _peak(
             if limit is not None and live > limit:
                 return peak, position
             left[key] = len(graph.targets(*key))
-            live -= forward_only
+            live -= forward_only or not graph.needs_backward(action.stage)
         elif action.kind is W or (action.kind is B and key not in split):
             left[key] -= left[key] if action.target is None else 1
             live -= not left[key]
@@ -140,6 +140,8 @@ class _Verifier:
         wanted = [F] if self.schedule.forward_only else [F, I, W]
         for kind in wanted:
             for (stage, microbatch), targets in expected.items():
+                if kind is not F and not self.graph.needs_backward(stage):
+                    continue
                 if done[kind].get((stage, microbatch), set()) != targets:
                     rank = self.placement.stage_to_rank[stage]
                     name = {F: "F", I: "B or I", W: "B or W"}[kind]
@@ -163,6 +165,13 @@ class _Verifier:
             self._fail(rank, position, "the microbatch is empty", "no action without rows")
         if kind is not F and self.schedule.forward_only:
             self._fail(rank, position, "a gradient in a forward pass", "F actions only")
+        if kind is not F and not self.graph.needs_backward(action.stage):
+            self._fail(
+                rank,
+                position,
+                "nothing is trained up to this stage",
+                f"backward from stage {self.graph.first_backward} on",
+            )
         targets = expected[key]
         if action.target is not None:
             if kind is F or action.target not in targets or not self.graph.is_encoder(action.stage):

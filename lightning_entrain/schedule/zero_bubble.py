@@ -230,8 +230,11 @@ def _start(order: Ints, tables: Ints, caps: Ints, knobs: Knobs) -> tuple[Ints, I
     best, found = zb_kernel.STUCK, (np.array(knobs.warmup), np.array(knobs.weight_delay))
     if not len(order):
         return found
+    # Ranks without backward need not wait for any: all their F may go first.
+    free = ~tables[1:3].any(axis=(0, 2)) & ~tables[zb_kernel.ADD].any(axis=1)
     for limit in range(max(knobs.warmup), 0, -1):
         warmup = np.minimum(knobs.warmup, limit).astype(np.int64)
+        warmup[free] = len(order)
         delay = np.minimum(knobs.weight_delay, limit - 1).astype(np.int64)
         if limit == max(knobs.warmup):
             delay = np.array(knobs.weight_delay, dtype=np.int64)

@@ -125,7 +125,7 @@ def test_learning_rate_factor():
 
 
 def test_arguments_are_plain_types():
-    allowed = {"str", "float", "int", "int | None", "tuple[float, float]"}
+    allowed = {"str", "float", "int", "int | None", "tuple[float, float]", "Sequence[str]"}
     parameters = list(inspect.signature(EntrainLightningModule).parameters.values())
     assert parameters[0].name == "model"
     assert {p.annotation for p in parameters[1:]} <= allowed
@@ -142,6 +142,7 @@ def test_arguments_are_plain_types():
         ({"betas": (0.9, 1.0)}, "betas is"),
         ({"min_learning_rate_ratio": 2.0}, "min_learning_rate_ratio is 2.0"),
         ({"max_steps": 0}, "max_steps is 0"),
+        ({"freeze": ["vision"]}, "freeze has .vision."),
     ],
 )
 def test_bad_options(options, message):
