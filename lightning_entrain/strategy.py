@@ -319,6 +319,7 @@ class EntrainStrategy(CheckpointingStrategy):
     def _attach_engine(self) -> None:
         planner = self.step_planner
         assert planner is not None
+        assert self.lightning_module is not None
         self._engine = PipelineEngine(
             self._partition.model,
             self.layout,
@@ -327,6 +328,7 @@ class EntrainStrategy(CheckpointingStrategy):
             device=self.root_device,
             planner=planner,
             stop_request=self._stop_request,
+            sum_at_backward=not self.lightning_module.automatic_optimization,
         )
         self._partition.model.attach_engine(self._engine)
 
@@ -396,7 +398,8 @@ class EntrainStrategy(CheckpointingStrategy):
         module = self.lightning_module
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
-        if self._groups.replicas is not None and not self._accumulating:
+        later_or_done = self._accumulating or not module.automatic_optimization
+        if self._groups.replicas is not None and not later_or_done:
             trainable = [p for p in module.parameters() if p.requires_grad]
             sum_over_replicas(trainable, self._groups.replicas)
         loss = self.precision_plugin.post_backward(loss, module)
