@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ class PlanConf:
     extra_warmup: int = 0
     runnable_only: bool = False
     num_best: int = 6
+    simulate: bool = False
     profile: str | None = None
     allow_other_device: bool = False
     output: str | None = "plan.json"
@@ -171,27 +173,13 @@ def make_report(
     """
     names = names or {}
     plain: Any = config if isinstance(config, DictConfig) else OmegaConf.structured(config)
-    model = model_shape(_plain_dict(plain.model), name=names.get("model", ""))
-    cluster = _cluster(plain.cluster)
-    training = Training(**_plain_dict(plain.training))
-    request = PlanRequest(
-        model=model,
-        table=load_table(plain.data, model),
-        cluster=cluster,
-        cost_model=load_cost_model(plain, cluster, training),
-        training=training,
-        global_batch_size=plain.global_batch_size,
-        dp=plain.dp,
-        encoder_tp=plain.encoder_tp,
-        llm_tp=plain.llm_tp,
-        encoder_stages=plain.encoder_stages,
-        llm_stages=plain.llm_stages,
-        microbatch_sizes=_microbatch_sizes(plain.microbatch_sizes),
-        deferral=plain.deferral,
-        extra_warmup=plain.extra_warmup,
-    )
+    request = make_request(plain, names=names)
     if plain.num_best < 1:
         raise ConfigError(f"num_best is {plain.num_best}", limit="at least 1")
+    if plain.simulate and evaluate is None:
+        from lightning_entrain.simulation.objective import plan_evaluator
+
+        evaluate = plan_evaluator(request)
     conf = _plain_dict(plain.b_min)
     return make_plan(
         request,
@@ -201,6 +189,37 @@ def make_report(
         num_best=plain.num_best,
         options=BMinOptions(**{**conf, "batch_sizes": tuple(conf["batch_sizes"])}),
         names=names,
+    )
+
+
+def make_request(config: Any, *, names: Mapping[str, str] | None = None) -> PlanRequest:
+    """What a composed configuration asks to plan for.
+
+    Args:
+        config: The options.
+        names: Names of the chosen model, data and cluster.
+
+    Raises:
+        EntrainError: If an option cannot be used.
+    """
+    model = model_shape(_plain_dict(config.model), name=(names or {}).get("model", ""))
+    cluster = _cluster(config.cluster)
+    training = Training(**_plain_dict(config.training))
+    return PlanRequest(
+        model=model,
+        table=load_table(config.data, model),
+        cluster=cluster,
+        cost_model=load_cost_model(config, cluster, training),
+        training=training,
+        global_batch_size=config.global_batch_size,
+        dp=config.dp,
+        encoder_tp=config.encoder_tp,
+        llm_tp=config.llm_tp,
+        encoder_stages=config.encoder_stages,
+        llm_stages=config.llm_stages,
+        microbatch_sizes=_microbatch_sizes(config.microbatch_sizes),
+        deferral=config.deferral,
+        extra_warmup=config.extra_warmup,
     )
 
 

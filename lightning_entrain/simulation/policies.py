@@ -1,0 +1,478 @@
+"""From a global batch to every replica's simulated step, by the functions that training calls."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from lightning_entrain.assign.api import assign_samples
+from lightning_entrain.assign.registry import POLICIES
+from lightning_entrain.assign.types import Assignment
+from lightning_entrain.errors import ConfigError, ScheduleError
+from lightning_entrain.schedule.choose import FAMILIES, choose_schedule
+from lightning_entrain.schedule.dip import build_dip, expand_groups
+from lightning_entrain.schedule.one_f_one_b import build_1f1b
+from lightning_entrain.schedule.predict import replica_step
+from lightning_entrain.schedule.ramp import tune_ramp
+from lightning_entrain.schedule.simulate import Link, Simulation, StepCosts, simulate
+from lightning_entrain.schedule.types import RowCounts, Schedule
+from lightning_entrain.schedule.zero_bubble import Knobs
+from lightning_entrain.simulation.stage_plan import StagePlan
+from lightning_entrain.workload.shapes import FloatArray
+from lightning_entrain.workload.sizes import SampleSize
+from lightning_entrain.workload.tables import SizeTable
+
+SCHEDULES = ("1f1b", "eager", "dip", "auto")
+"""``1f1b``: plain. ``eager``: the fastest of 1F1B with deferral, split-backward and eager forward.
+``dip``: three phases over colocated stages. ``auto``: the fastest of all that fit the memory."""
+
+Ramp = tuple[tuple[float, ...], Knobs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """How one policy is run.
+
+    Attributes:
+        schedule: One of :data:`SCHEDULES`.
+        max_lag: 1 allows deferral.
+        limit_by_heaviest: Use no more microbatches than total / heaviest encoder cost.
+        num_microbatches: K, several to choose from by simulation, or None for the plan's.
+        ramp: Also simulate lighter first microbatches, and take what is faster (``joint``).
+        num_groups: Sub-microbatches per microbatch (``dip``).
+        num_steps: Orders that the automatic choice tries.
+        stages: ``"encoder:llm"`` stages instead of the plan's.
+    """
+
+    schedule: str = "1f1b"
+    max_lag: int = 0
+    limit_by_heaviest: bool = True
+    num_microbatches: int | tuple[int, ...] | None = None
+    ramp: bool = False
+    num_groups: int = 2
+    num_steps: int = 1000
+    stages: str | None = None
+
+    def check(self, policy: str) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            ConfigError: Naming the option.
+        """
+        name = f"policy_options.{policy}"
+        if policy not in POLICIES:
+            raise ConfigError(f"policy {policy!r}", limit=f"some of {', '.join(POLICIES)}")
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(
+                f"{name}.schedule is {self.schedule!r}", limit=f"one of {', '.join(SCHEDULES)}"
+            )
+        if self.ramp and policy != "joint":
+            raise ConfigError(f"{name}.ramp is true", limit="only joint can aim at a ramp")
+        counts = self.num_microbatches
+        for count in counts if isinstance(counts, tuple) else (counts or 1,):
+            if count < 1:
+                raise ConfigError(f"{name}.num_microbatches is {count}", limit="at least 1")
+
+    def counts(self, default: int) -> tuple[int, ...]:
+        """Numbers of microbatches to choose from."""
+        if self.num_microbatches is None:
+            return (default,)
+        counts = self.num_microbatches
+        return counts if isinstance(counts, tuple) else (counts,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What every policy runs under.
+
+    Attributes:
+        num_replicas: Data-parallel replicas.
+        num_microbatches: The plan's K.
+        link: Transfer times; None for none.
+        overhead: Added to every action, as a part of the mean F.
+        max_live: Memory per rank in mean microbatches; None for one more than there are ranks.
+        memory_gib: Memory per rank for states and activations; None for no such cap.
+        seed: Of the searches.
+    """
+
+    num_replicas: int
+    num_microbatches: int
+    link: Link | None = None
+    overhead: float = 0.0
+    max_live: float | None = None
+    memory_gib: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalBatch:
+    """Samples of one step.
+
+    Attributes:
+        encoder_ms: F, I and W of each sample in the whole encoder, ``[num_samples]``.
+        llm_ms: Likewise in the LLM.
+        table: Their sizes.
+    """
+
+    encoder_ms: FloatArray
+    llm_ms: FloatArray
+    table: SizeTable
+
+    @property
+    def sizes(self) -> Sequence[SampleSize]:
+        """What transfers need of the sizes."""
+        columns = (self.table.num_patches, self.table.num_vision_tokens, self.table.num_text_tokens)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return cast(Sequence[SampleSize], [_Rows(*row) for row in rows])
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The counts of a sample whose patch grids are not kept."""
+
+    num_patches: int
+    num_vision_tokens: int
+    num_text_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_vision_tokens + self.num_text_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStep:
+    """One replica's step.
+
+    Attributes:
+        simulation: Its run.
+        rows: Rows by position in the schedule.
+        costs: Costs by position in the schedule.
+        name: Of the schedule.
+    """
+
+    simulation: Simulation
+    rows: RowCounts
+    costs: StepCosts
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """All replicas' step of one global batch under one policy.
+
+    Attributes:
+        assignment: Which sample is where.
+        replicas: Per replica what it does.
+        planning_ms: Assignment, and the schedule of the replica that takes longest; ranks plan
+            their own replica alone.
+    """
+
+    assignment: Assignment
+    replicas: tuple[ReplicaStep, ...]
+    planning_ms: float
+
+    @property
+    def iteration_ms(self) -> float:
+        """Of the slowest replica."""
+        return max(step.simulation.iteration_ms for step in self.replicas)
+
+    @property
+    def slowest(self) -> int:
+        """Which replica that is."""
+        times = [step.simulation.iteration_ms for step in self.replicas]
+        return times.index(max(times))
+
+
+@dataclass
+class PolicyRunner:
+    """Runs one policy on one plan.
+
+    Attributes:
+        policy: Name of the assignment policy.
+        options: How it is run.
+        plan: The layout.
+        machine: Replicas, memory, links.
+    """
+
+    policy: str
+    options: PolicyOptions
+    plan: StagePlan
+    machine: Machine
+    _ramps: dict[int, Ramp] = field(default_factory=dict)
+
+    def run(self, batch: GlobalBatch) -> Step:
+        """Assign, schedule and simulate one global batch; the fastest of the candidates.
+
+        Raises:
+            ScheduleError: If no candidate fits the memory.
+        """
+        best: Step | None = None
+        refused: ScheduleError | None = None
+        spent = 0.0
+        for count, ramp in self._candidates():
+            try:
+                step = self._step(batch, count, ramp)
+            except ScheduleError as error:
+                refused = error
+                continue
+            spent += step.planning_ms
+            if best is None or step.iteration_ms < best.iteration_ms:
+                best = step
+        if best is None:
+            assert refused is not None
+            raise refused
+        return replace(best, planning_ms=spent)
+
+    def least_memory(self, batch: GlobalBatch) -> float:
+        """Least of ``max_live`` or ``memory_gib``, whichever caps, that fits this batch."""
+        found = []
+        for count, ramp in self._candidates():
+            assignment = self._assign(batch, count, ramp)
+            needs = []
+            for replica in range(len(assignment.replicas)):
+                rows, costs = self._costs(assignment, replica, batch)
+                peaks = self._smallest(rows, costs).peak_bytes
+                needs.append(max(self._amount(peaks, rows.num_microbatches)))
+            found.append(max(needs))
+        return min(found)
+
+    def rank_gib(self, step: ReplicaStep) -> tuple[float, ...]:
+        """Peak memory of each rank: states and activations."""
+        peaks = step.simulation.peak_bytes
+        scale = self.machine.num_microbatches / max(step.rows.num_microbatches, 1)
+        return tuple(
+            state + saved * peak * scale
+            for state, saved, peak in zip(
+                self.plan.state_gib, self.plan.saved_gib, peaks, strict=True
+            )
+        )
+
+    def _candidates(self) -> Iterator[tuple[int, Ramp | None]]:
+        for count in self.options.counts(self.machine.num_microbatches):
+            yield count, None
+            if self.options.ramp and self._can_ramp:
+                if count not in self._ramps:
+                    self._ramps[count] = self._tune(count)
+                yield count, self._ramps[count]
+
+    @property
+    def _can_ramp(self) -> bool:
+        ranks = self.plan.placement.stage_to_rank
+        return tuple(sorted(ranks)) == ranks
+
+    @property
+    def _live(self) -> float:
+        given = self.machine.max_live
+        return self.plan.placement.num_ranks + 1.0 if given is None else given
+
+    def _tune(self, count: int) -> Ramp:
+        """The ramp of the plan: found once, before the first step."""
+        forward = [
+            sum(
+                self.plan.shares[s] * float(self.plan.phases[s, 0]) * self._module_ms(s)
+                for s in self.plan.placement.stages_of(rank)
+            )
+            for rank in range(self.plan.placement.num_ranks)
+        ]
+        scale = self.machine.num_microbatches / count
+        phases = np.array([self._phase_total(p) for p in range(3)])
+        return tune_ramp(
+            [ms * scale for ms in forward],
+            count,
+            max_live=max(self._live, 1.2),
+            overhead_ms=self.machine.overhead * sum(forward) / len(self.plan.shares) * scale,
+            input_factor=float(phases[1] / phases[0]),
+            weight_factor=float(phases[2] / phases[0]),
+            seed=self.machine.seed,
+        )
+
+    def _module_ms(self, stage: int) -> float:
+        """F, I and W of a mean microbatch in the stage's module."""
+        own = self.plan.placement.num_encoder_stages
+        of_module = self.plan.module_ms
+        return of_module[0] if stage < own else of_module[1]
+
+    def _phase_total(self, phase: int) -> float:
+        return math.fsum(
+            self.plan.shares[s] * float(self.plan.phases[s, phase]) * self._module_ms(s)
+            for s in range(len(self.plan.shares))
+        )
+
+    def _assign(self, batch: GlobalBatch, count: int, ramp: Ramp | None) -> Assignment:
+        extra: dict[str, Any] = {}
+        if self.policy == "disttrain":
+            extra["num_stages"] = self.plan.placement.num_ranks
+        if self.policy == "dip":
+            extra["num_groups"] = self.options.num_groups
+        if ramp is not None:
+            extra["ramp"] = ramp[0]
+        return assign_samples(
+            batch.encoder_ms,
+            batch.llm_ms,
+            num_replicas=self.machine.num_replicas,
+            num_microbatches=count,
+            policy=self.policy,
+            seed=self.machine.seed,
+            max_lag=self.options.max_lag,
+            limit_by_heaviest=self.options.limit_by_heaviest,
+            equal_counts=len(batch.table) % self.machine.num_replicas == 0,
+            **extra,
+        )
+
+    def _step(self, batch: GlobalBatch, count: int, ramp: Ramp | None) -> Step:
+        begin = time.perf_counter()
+        assignment = self._assign(batch, count, ramp)
+        assign_ms = (time.perf_counter() - begin) * 1e3
+        steps, longest = [], 0.0
+        for replica in range(len(assignment.replicas)):
+            begin = time.perf_counter()
+            rows, costs = self._costs(assignment, replica, batch)
+            steps.append(self._schedule(rows, costs, ramp))
+            longest = max(longest, (time.perf_counter() - begin) * 1e3)
+        return Step(assignment=assignment, replicas=tuple(steps), planning_ms=assign_ms + longest)
+
+    def _costs(
+        self, assignment: Assignment, replica: int, batch: GlobalBatch
+    ) -> tuple[RowCounts, StepCosts]:
+        own = assignment
+        if assignment.replicas[replica].groups is not None:
+            expanded = [expand_groups(r) for r in assignment.replicas]
+            own = replace(assignment, replicas=tuple(expanded))
+        placement = self.plan.placement
+        rows, costs = replica_step(
+            own,
+            replica,
+            placement,
+            self.plan.shares,
+            sizes=batch.sizes if self.machine.link is not None else None,
+        )
+        forward, backward_input, weight = (self.plan.phases[:, [p]] for p in range(3))
+        total = costs.forward_ms
+        mean = float((total * forward).mean()) if total.size else 0.0
+        return rows, replace(
+            costs,
+            forward_ms=total * forward,
+            input_ms=total * backward_input,
+            weight_ms=total * weight,
+            overhead_ms=self.machine.overhead * mean,
+        )
+
+    def _schedule(self, rows: RowCounts, costs: StepCosts, ramp: Ramp | None) -> ReplicaStep:
+        placement, link = self.plan.placement, self.machine.link
+        if self.options.schedule in ("1f1b", "dip"):
+            build = build_1f1b if self.options.schedule == "1f1b" else build_dip
+            return _replica_step(build(placement, rows), rows, costs, link)
+        profile, knobs = ramp or (None, None)
+        fits = profile is not None and len(profile) == rows.num_microbatches
+        try:
+            choice = choose_schedule(
+                placement,
+                rows,
+                costs,
+                max_bytes=self._caps(rows.num_microbatches),
+                link=link,
+                families=("1f1b",) if self.options.schedule == "eager" else FAMILIES,
+                knobs=knobs if fits else None,
+                profile=profile if fits else None,
+                num_steps=self.options.num_steps,
+                seed=self.machine.seed,
+            )
+        except ScheduleError:
+            if self.machine.max_live is not None or self.machine.memory_gib is not None:
+                raise
+            # Nobody asked for this cap: one that plain 1F1B needs is as good.
+            plain = build_1f1b(placement, rows, split_backward=rows.max_lag > 0)
+            return _replica_step(plain, rows, costs, link)
+        tuned = choice.tuned
+        return ReplicaStep(
+            simulation=choice.simulation,
+            rows=tuned.reorder_rows(rows),
+            costs=tuned.reorder_costs(costs),
+            name=choice.name,
+        )
+
+    def _caps(self, num_microbatches: int) -> tuple[float, ...]:
+        """Most activations per rank, in mean microbatches of this replica."""
+        caps = [self._live] * self.plan.placement.num_ranks
+        if self.machine.memory_gib is not None:
+            scale = num_microbatches / self.machine.num_microbatches
+            room = [
+                (self.machine.memory_gib - state) / saved * scale if saved else math.inf
+                for state, saved in zip(self.plan.state_gib, self.plan.saved_gib, strict=True)
+            ]
+            if self.machine.max_live is None:
+                caps = room
+            caps = [min(cap, own) for cap, own in zip(caps, room, strict=True)]
+        if min(caps) <= 0:
+            raise ScheduleError(
+                f"memory_gib is {self.machine.memory_gib}",
+                limit="more than weights, gradients and optimizer states take",
+            )
+        return tuple(caps)
+
+    def _smallest(self, rows: RowCounts, costs: StepCosts) -> Simulation:
+        """The run with the least memory among what the schedule may choose from."""
+        placement = self.plan.placement
+        caps: list[int] | None = None
+        if self.options.schedule == "auto":
+            caps = [1 + rows.max_lag] * placement.num_encoder_stages
+            caps += [1] * placement.num_llm_stages
+        schedule = build_1f1b(placement, rows, split_backward=rows.max_lag > 0, caps=caps)
+        return simulate(schedule, costs, rows, link=self.machine.link)
+
+    def _amount(self, peaks: Sequence[float], num_microbatches: int) -> list[float]:
+        """Peaks in the unit of the cap."""
+        if self.machine.memory_gib is None:
+            return list(peaks)
+        scale = self.machine.num_microbatches / max(num_microbatches, 1)
+        return [
+            state + saved * peak * scale
+            for state, saved, peak in zip(
+                self.plan.state_gib, self.plan.saved_gib, peaks, strict=True
+            )
+        ]
+
+
+def _replica_step(
+    schedule: Schedule, rows: RowCounts, costs: StepCosts, link: Link | None
+) -> ReplicaStep:
+    found = simulate(schedule, costs, rows, link=link)
+    return ReplicaStep(simulation=found, rows=rows, costs=costs, name=schedule.name)
+
+
+def batches(
+    table: SizeTable,
+    encoder_ms: FloatArray,
+    llm_ms: FloatArray,
+    *,
+    batch_size: int,
+    num_batches: int,
+    seed: int,
+) -> list[GlobalBatch]:
+    """Draw global batches: a shuffled pass over the table, and further passes if it is short."""
+    generator = np.random.default_rng(seed)
+    needed = batch_size * num_batches
+    passes = -(-needed // len(table))
+    order = np.concatenate([generator.permutation(len(table)) for _ in range(passes)])[:needed]
+    return [
+        GlobalBatch(encoder_ms=encoder_ms[part], llm_ms=llm_ms[part], table=table.take(part))
+        for part in (order[b * batch_size : (b + 1) * batch_size] for b in range(num_batches))
+    ]
+
+
+def parse_splits(text: str) -> tuple[int, int]:
+    """``"5:3"`` as numbers.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    parts = text.split(":")
+    if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+        raise ConfigError(f"stages is {text!r}", limit="encoder:llm stages, such as 5:3")
+    encoder, llm = (int(part) for part in parts)
+    return encoder, llm
