@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.freezing import modules_of
+from lightning_entrain.models.recompute import recomputed_share
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.plan.planner import WorkloadProfile, make_plan, profile_workload
 from lightning_entrain.plan.request import PlanRequest
@@ -173,6 +174,7 @@ def workload_of(
         projector=_mode(modules_of(model, "projector")),
         llm=_mode(modules_of(model, "llm")),
         precision=cast(Any, precision if precision in _PRECISIONS else "32-true"),
+        recompute=min(recomputed_share(model.encoder), recomputed_share(model.llm)) > 0.5,
     )
     cost_model = AnalyticCostModel(device=found, link_gbps=found.link_gbps)
     return Workload(shape=shape, cost_model=cost_model, training=training, device=found)
@@ -203,6 +205,21 @@ def stage_shares(
     return tuple(shares)
 
 
+def check_devices(plan: ParallelPlan, num_ranks: int) -> None:
+    """Refuse a plan for another number of devices.
+
+    Raises:
+        ConfigError: Naming both numbers.
+    """
+    if plan.num_gpus != num_ranks:
+        raise ConfigError(
+            f"The plan is for {plan.num_gpus} devices ({plan.dp} replicas x "
+            f"{plan.gpus_per_replica})",
+            limit=f"this job has {num_ranks}",
+            remedy=f"set devices={plan.num_gpus}, or plan for {num_ranks}",
+        )
+
+
 def layout_of(
     plan: ParallelPlan, *, num_ranks: int, encoder_layers: int, llm_layers: int
 ) -> StageLayout:
@@ -219,13 +236,7 @@ def layout_of(
                 limit="1, for this runtime has no tensor or context parallelism yet",
                 remedy="plan with entrain-plan runnable_only=true",
             )
-    if plan.num_gpus != num_ranks:
-        raise ConfigError(
-            f"The plan is for {plan.num_gpus} devices ({plan.dp} replicas x "
-            f"{plan.gpus_per_replica})",
-            limit=f"this job has {num_ranks}",
-            remedy=f"set devices={plan.num_gpus}, or plan for {num_ranks}",
-        )
+    check_devices(plan, num_ranks)
     for name, layers, held in (
         ("encoder", plan.encoder_layers, encoder_layers),
         ("llm", plan.llm_layers, llm_layers),
