@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_entrain.data.bpe import BpeTokenizer, trained_tokenizer, trainer_version
@@ -306,6 +307,8 @@ class EntrainDataModule(pl.LightningDataModule):
             batch_size=None,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
+            # Of its own: iterating must not draw from the generator that checkpoints restore.
+            generator=torch.Generator().manual_seed(self.seed),
         )
 
     def _planned_shape(self, num_microbatches: int | None) -> BatchShape:

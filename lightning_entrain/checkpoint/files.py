@@ -150,7 +150,7 @@ class EntrainCheckpointIO(TorchCheckpointIO):
         Raises:
             CheckpointError: If it is damaged, or a folder without a whole checkpoint.
         """
-        from lightning_entrain.checkpoint.sharded import read_sharded
+        from lightning_entrain.checkpoint.sharded import as_consolidated, read_sharded
 
         if not _is_local_file_protocol(path):
             return super().load_checkpoint(path, map_location, weights_only)
@@ -163,9 +163,11 @@ class EntrainCheckpointIO(TorchCheckpointIO):
                 limit="a whole file",
                 remedy="use another checkpoint; copy the file again if it was copied",
             )
-        if not self.memory_map or not zipfile.is_zipfile(found):
-            return super().load_checkpoint(found, map_location, weights_only)
-        return torch.load(found, map_location="cpu", mmap=True, weights_only=weights_only)
+        if self.memory_map and zipfile.is_zipfile(found):
+            read = torch.load(found, map_location="cpu", mmap=True, weights_only=weights_only)
+        else:
+            read = super().load_checkpoint(found, map_location, weights_only)
+        return as_consolidated(read)
 
     def remove_checkpoint(self, path: _PATH) -> None:
         """Remove a checkpoint file or folder."""

@@ -108,6 +108,12 @@ def join(parts: Mapping[str, Any]) -> dict[str, Any]:
     return checkpoint
 
 
+def as_consolidated(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint file's content; that of Lightning's consolidation tool in Lightning's form."""
+    made_by_tool = "state_dict" not in checkpoint and MODEL in checkpoint and RECORD in checkpoint
+    return join(checkpoint) if made_by_tool else checkpoint
+
+
 def write_sharded(
     path: Path, content: Content, extra: Mapping[str, Any], group: dist.ProcessGroup | None
 ) -> None:
