@@ -35,21 +35,21 @@ class WorkloadVariabilityMonitor(StepMonitor):
     | `variability/encoder_std_ms` | their standard deviation | ms |
     | `variability/encoder_std` | the same of their patches | patches |
     | `variability/encoder_max_over_mean` | heaviest encoder microbatch / mean | none |
-    | `variability/encoder_bound_gap` | heaviest load above the least possible, worst replica | none |
+    | `variability/encoder_bound_gap` | heaviest load above its bound, worst replica | none |
     | `variability/encoder_replica_max_over_mean` | heaviest replica's total / mean | none |
     | `variability/fixed_encoder_cv` | `encoder_cv`, had policy `fixed` assigned this batch | none |
     | `variability/llm_cv` | std / mean of the LLM microbatches' loads | none |
     | `variability/llm_std_ms` | their standard deviation | ms |
     | `variability/llm_std` | the same of their tokens | tokens |
     | `variability/llm_max_over_mean` | heaviest LLM microbatch / mean | none |
-    | `variability/llm_bound_gap` | heaviest load above the least possible, worst replica | none |
+    | `variability/llm_bound_gap` | heaviest load above its bound, worst replica | none |
     | `variability/llm_replica_max_over_mean` | heaviest replica's total / mean | none |
     | `variability/fixed_llm_cv` | `llm_cv`, had policy `fixed` assigned this batch | none |
     | `variability/encoder_llm_ratio` | encoder load / LLM load of the batch | none |
     | `variability/plan_encoder_llm_ratio` | the same in the plan's profile; absent without | none |
-    | `variability/deferred_samples` | samples decoded one microbatch after their encoding | samples |
+    | `variability/deferred_samples` | samples decoded a microbatch after their encoding | samples |
     | `variability/deferred_tokens` | their LLM tokens | tokens |
-    | `variability/num_microbatches` | microbatches in use, of the replica with most | microbatches |
+    | `variability/num_microbatches` | microbatches in use by the replica with most | none |
 
     The values are known on every rank from the sizes alone, so nothing is communicated. They are
     also in `trainer.callback_metrics`, for other callbacks to monitor. With a `WandbLogger`, the

@@ -1,0 +1,188 @@
+"""Logs how much of the ranks' time is idle, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_entrain.assign.types import Assignment
+from lightning_entrain.callbacks.monitor import (
+    StepMonitor,
+    check_interval,
+    is_due,
+    step_ends,
+    step_index,
+)
+from lightning_entrain.callbacks.traces import has_pipeline, step_trace
+from lightning_entrain.observe.batch_costs import BatchCosts
+from lightning_entrain.observe.files import write_text
+from lightning_entrain.observe.idle import StepIdle, durations_of, split_idle
+from lightning_entrain.observe.predicted import predicted_timelines
+from lightning_entrain.observe.spread_metric import SpreadMetric
+from lightning_entrain.observe.step_page import timeline_page
+from lightning_entrain.observe.step_trace import StepTrace
+from lightning_entrain.observe.timeline import Timeline
+from lightning_entrain.observe.trace_events import trace_json
+from lightning_entrain.observe.wandb_log import define_sections, log_file, log_page, wandb_runs
+
+TRACE_FILE = "trace.json"
+
+
+class PipelineTimelineMonitor(StepMonitor):
+    """Logs the idle time of the pipeline, every n steps, as it was measured on all ranks.
+
+    Each of the three parts is a share of all ranks' time, and they add up to the bubble (see
+    :func:`~lightning_entrain.observe.idle.split_idle`). Without `EntrainStrategy` there is no
+    pipeline, and nothing is logged.
+
+    | key | meaning | unit |
+    | --- | --- | --- |
+    | `pipeline/bubble_ratio` | share of all ranks' time without compute | none |
+    | `pipeline/fill_drain_ratio` | of it, what the schedule costs with all work equal | none |
+    | `pipeline/imbalance_ratio` | of it, what unequal work costs | none |
+    | `pipeline/communication_ratio` | of it, what transfers and overhead cost | none |
+    | `pipeline/rank<r>_bubble_ratio` | share of rank r's time without compute | none |
+    | `pipeline/step_ms` | first begin to the end of the last compute action | ms |
+    | `pipeline/predicted_bubble_ratio` | the bubble in simulated time, if costs are known | none |
+    | `variability/encoder_measured_cv` | std / mean of measured encoder microbatches | none |
+    | `variability/encoder_measured_std_ms` | its standard deviation | ms |
+    | `variability/llm_measured_cv` | std / mean of measured LLM microbatches | none |
+    | `variability/llm_measured_std_ms` | its standard deviation | ms |
+
+    At the end of a fit the last step is written as a Chrome trace, `trace.json`. A `WandbLogger`
+    gets it as an artifact, and a picture of a step as `pipeline/timeline` now and then.
+
+    Args:
+        every_n_steps: Steps between two looks; also step 1 is looked at.
+        picture_every_n_steps: Steps between two pictures for W&B.
+        dirpath: Folder of `trace.json`; None takes the trainer's.
+
+    Attributes:
+        last_idle: Rank 0: idle time of the last step that was looked at.
+        last_predicted: Rank 0: the same step in simulated time, by replica; empty without costs.
+
+    Raises:
+        ConfigError: If an interval is below 1.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 20,
+        picture_every_n_steps: int = 100,
+        dirpath: str | Path | None = None,
+    ) -> None:
+        self.every_n_steps = check_interval(every_n_steps)
+        self.picture_every_n_steps = check_interval(picture_every_n_steps)
+        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.last_idle: StepIdle | None = None
+        self.last_predicted: tuple[Timeline, ...] = ()
+        self.last_step = -1
+        self._batch: Any = None
+        self._costs: BatchCosts | None = None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Find out what samples cost."""
+        self._costs = BatchCosts(trainer, pl_module)
+        define_sections(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Look at the step where it is due."""
+        if not has_pipeline(trainer):
+            return
+        self._batch = batch
+        step = step_index(trainer)
+        if not step_ends(trainer) or not is_due(step, self.every_n_steps):
+            return
+        values = trainer.strategy.broadcast(self._look(trainer))
+        if values:
+            self.log_step(trainer, pl_module, values)
+        if self.last_idle is not None and is_due(step, self.picture_every_n_steps):
+            self._log_picture(trainer, step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Look at the last step in any case, and write its trace."""
+        if not has_pipeline(trainer) or self._batch is None:
+            return
+        self._look(trainer)
+        trace = step_trace(trainer)
+        if trace is None:
+            return
+        folder = self.dirpath or Path(trainer.default_root_dir)
+        path = write_text(folder / TRACE_FILE, trace_json(trace, max(trainer.global_step - 1, 0)))
+        if path is not None and wandb_runs(trainer):
+            log_file(trainer, path, kind="trace")
+
+    def _look(self, trainer: pl.Trainer) -> dict[str, float]:
+        """Values of the step on rank 0; nothing on other ranks."""
+        trace = step_trace(trainer)
+        if trace is None:
+            return {}
+        assert self._costs is not None
+        assignment = self._costs.assignment_of(self._batch)
+        self.last_step = step_index(trainer)
+        self.last_idle = split_idle(trace)
+        self.last_predicted = self._predict(trainer, trace, assignment)
+        return measured_values(trace, self.last_idle, self.last_predicted)
+
+    def _predict(
+        self, trainer: pl.Trainer, trace: StepTrace, assignment: Assignment
+    ) -> tuple[Timeline, ...]:
+        shares = getattr(trainer.strategy, "stage_shares", None)
+        assert self._costs is not None
+        if shares is None or not self._costs.in_milliseconds:
+            return ()
+        return predicted_timelines(trace, assignment, self._batch.sizes, shares)
+
+    def _log_picture(self, trainer: pl.Trainer, step: int) -> None:
+        trace = step_trace(trainer)
+        if trace is None or self.last_idle is None or not wandb_runs(trainer):
+            return
+        page = timeline_page(trace, self.last_predicted, self.last_idle, step)
+        log_page(trainer, "pipeline/timeline", page, step)
+
+
+def measured_values(
+    trace: StepTrace, idle: StepIdle, predicted: tuple[Timeline, ...]
+) -> dict[str, float]:
+    """The values logged for one step, by key."""
+    values = {
+        "pipeline/bubble_ratio": idle.bubble_ratio,
+        "pipeline/fill_drain_ratio": idle.fill_drain_ratio,
+        "pipeline/imbalance_ratio": idle.imbalance_ratio,
+        "pipeline/communication_ratio": idle.communication_ratio,
+        "pipeline/step_ms": idle.step_ms,
+    }
+    for number, rank in enumerate(idle.ranks):
+        values[f"pipeline/rank{number}_bubble_ratio"] = (
+            rank.idle_ms / idle.step_ms if idle.step_ms else 0.0
+        )
+    if predicted:
+        values["pipeline/predicted_bubble_ratio"] = Timeline.side_by_side(predicted).bubble_ratio
+    for module, metric in measured_spread(trace).items():
+        spread = metric.spread()
+        values[f"variability/{module}_measured_cv"] = spread.cv
+        values[f"variability/{module}_measured_std_ms"] = spread.std
+    return values
+
+
+def measured_spread(trace: StepTrace) -> dict[str, SpreadMetric]:
+    """Per module the spread over all microbatches of the time that its stages took."""
+    metrics = {"encoder": SpreadMetric(), "llm": SpreadMetric()}
+    for replica in trace.replicas:
+        placement, count = replica.schedule.placement, replica.rows.num_microbatches
+        loads = {module: [0.0] * count for module in metrics}
+        for (_, action), duration in durations_of(replica).items():
+            module = "encoder" if action.stage < placement.num_encoder_stages else "llm"
+            loads[module][action.microbatch] += duration
+        for module, metric in metrics.items():
+            metric.update(loads[module])
+    return metrics

@@ -1,0 +1,118 @@
+"""Idle time is split into three parts that add up; each planted cause lands in its part."""
+
+import pytest
+
+from lightning_entrain.observe.idle import durations_of, split_idle
+from lightning_entrain.observe.step_trace import RankRecord, ReplicaTrace, StepTrace, join_records
+from lightning_entrain.observe.timeline import Timeline, TimelineRow
+from lightning_entrain.schedule.one_f_one_b import build_1f1b
+from lightning_entrain.schedule.types import Action, Placement, RowCounts
+
+PLACEMENT = Placement.one_per_rank(1, 1)
+ROWS = RowCounts(encoder=(8, 8), segments={(0, 0): 2, (1, 1): 2}, llm=(5, 5))
+
+
+def replica(*spans):
+    """A replica of two ranks whose actions ran at these times: (rank, action, start, end)."""
+    schedule = build_1f1b(PLACEMENT, ROWS)
+    rows = tuple(TimelineRow(rank, Action.parse(a), start, end) for rank, a, start, end in spans)
+    assert sorted(str(row.action) for row in rows) == sorted(
+        str(a) for own in schedule.ranks for a in own
+    )
+    return ReplicaTrace(schedule=schedule, rows=ROWS, timeline=Timeline(rows=rows, num_ranks=2))
+
+
+EVEN = [
+    (0, "0F0", 0, 1), (0, "0F1", 1, 2), (0, "0B0", 3, 4), (0, "0B1", 5, 6),
+    (1, "1F0", 1, 2), (1, "1B0", 2, 3), (1, "1F1", 3, 4), (1, "1B1", 4, 5),
+]  # fmt: skip
+
+
+def check_sums(trace, idle):
+    """Busy and the parts add up to the step on every rank, and no part is negative."""
+    busy = trace.timeline.busy_ms()
+    for rank, own in enumerate(idle.ranks):
+        assert own.busy_ms == pytest.approx(busy[rank], abs=1e-9)
+        assert own.busy_ms + own.idle_ms == pytest.approx(idle.step_ms, abs=1e-9)
+        assert min(own.fill_drain_ms, own.imbalance_ms, own.communication_ms) >= 0
+    parts = idle.fill_drain_ratio + idle.imbalance_ratio + idle.communication_ratio
+    assert parts == pytest.approx(idle.bubble_ratio, abs=1e-12)
+
+
+def split(*replicas):
+    trace = StepTrace(replicas=tuple(replicas), planning_ms=0.0)
+    idle = split_idle(trace)
+    check_sums(trace, idle)
+    return idle
+
+
+def test_equal_work_without_transfer_time_only_fills_and_drains():
+    idle = split(replica(*EVEN))
+    assert idle.step_ms == 6
+    assert [(r.fill_drain_ms, r.imbalance_ms, r.communication_ms) for r in idle.ranks] == [
+        (2.0, 0.0, 0.0),
+        (2.0, 0.0, 0.0),
+    ]
+    assert idle.bubble_ratio == pytest.approx(2 / 6)
+
+
+def test_a_slow_transfer_is_communication():
+    """The first activation arrives 3 ms late; all that follows is later by as much."""
+    late = [(r, a, s + 3, e + 3) if s >= 1 and a != "0F1" else (r, a, s, e) for r, a, s, e in EVEN]
+    idle = split(replica(*late))
+    assert [r.communication_ms for r in idle.ranks] == [3.0, 3.0]
+    assert [r.fill_drain_ms for r in idle.ranks] == [2.0, 2.0]
+    assert idle.imbalance_ratio == 0.0
+
+
+def test_a_slow_stage_is_imbalance_on_the_other():
+    """The LLM takes 3 ms per action: the encoder waits, and not for transfers."""
+    spans = [
+        (0, "0F0", 0, 1), (0, "0F1", 1, 2), (0, "0B0", 7, 8), (0, "0B1", 13, 14),
+        (1, "1F0", 1, 4), (1, "1B0", 4, 7), (1, "1F1", 7, 10), (1, "1B1", 10, 13),
+    ]  # fmt: skip
+    idle = split(replica(*spans))
+    encoder, llm = idle.ranks
+    assert encoder.communication_ms == llm.communication_ms == 0.0
+    # With all 16 ms of work equal (2 ms per action) the step would take 12 ms, 4 of them idle.
+    assert encoder.fill_drain_ms == pytest.approx(4.0)
+    assert encoder.imbalance_ms == pytest.approx(6.0)
+    assert (llm.fill_drain_ms, llm.imbalance_ms) == (pytest.approx(2.0), 0.0)
+
+
+def test_waiting_for_a_slower_replica_is_imbalance():
+    slow = [(r, a, 2 * s, 2 * e) for r, a, s, e in EVEN]
+    idle = split(replica(*EVEN), replica(*slow))
+    assert idle.step_ms == 12
+    assert [r.imbalance_ms for r in idle.ranks] == [6.0, 6.0, 0.0, 0.0]
+
+
+def test_ranks_of_a_host_share_its_clock_and_hosts_are_aligned():
+    whole = replica(*EVEN)
+    records = [
+        RankRecord(
+            replica=number,
+            host=host,
+            began_at=began,
+            timeline=Timeline(
+                rows=tuple(row for row in whole.timeline.rows if row.rank == rank), num_ranks=2
+            ),
+            plan=(whole.schedule, whole.rows) if rank == 0 else None,
+            planning_ms=float(number),
+        )
+        for number, host, rank, began in [
+            (0, "a", 0, 100.0),
+            (0, "a", 1, 100.5),
+            (1, "b", 0, 7.25),
+            (1, "b", 1, 7.0),
+        ]
+    ]
+    trace = join_records(records)
+    firsts = [
+        min(row.start_ms for row in own.timeline.rows if row.rank == rank)
+        for own in trace.replicas
+        for rank in (0, 1)
+    ]
+    assert firsts == pytest.approx([0.0, 501.0, 250.0, 1.0])
+    assert trace.planning_ms == 1.0
+    assert len(durations_of(trace.replicas[1])) == 8
