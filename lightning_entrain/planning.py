@@ -205,12 +205,19 @@ def stage_shares(
     return tuple(shares)
 
 
-def check_devices(plan: ParallelPlan, num_ranks: int) -> None:
-    """Refuse a plan for another number of devices.
+def check_runnable(plan: ParallelPlan, num_ranks: int) -> None:
+    """Refuse what the runtime cannot carry out, and plans for another number of devices.
 
     Raises:
-        ConfigError: Naming both numbers.
+        ConfigError: Naming the field, or both numbers.
     """
+    for name in ("encoder_tp", "llm_tp", "encoder_cp", "llm_cp"):
+        if getattr(plan, name) != 1:
+            raise ConfigError(
+                f"plan.{name} is {getattr(plan, name)}",
+                limit="1, for this runtime has no tensor or context parallelism yet",
+                remedy="plan with entrain-plan runnable_only=true",
+            )
     if plan.num_gpus != num_ranks:
         raise ConfigError(
             f"The plan is for {plan.num_gpus} devices ({plan.dp} replicas x "
@@ -229,14 +236,7 @@ def layout_of(
         ConfigError: If the runtime cannot carry it out, or it is for other devices or another
             model; names the field.
     """
-    for name in ("encoder_tp", "llm_tp", "encoder_cp", "llm_cp"):
-        if getattr(plan, name) != 1:
-            raise ConfigError(
-                f"plan.{name} is {getattr(plan, name)}",
-                limit="1, for this runtime has no tensor or context parallelism yet",
-                remedy="plan with entrain-plan runnable_only=true",
-            )
-    check_devices(plan, num_ranks)
+    check_runnable(plan, num_ranks)
     for name, layers, held in (
         ("encoder", plan.encoder_layers, encoder_layers),
         ("llm", plan.llm_layers, llm_layers),

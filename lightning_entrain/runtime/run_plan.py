@@ -15,7 +15,13 @@ from lightning_entrain.errors import ConfigError, InfeasiblePlanError
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.plan.types import ParallelPlan
-from lightning_entrain.planning import Workload, check_devices, layout_of, stage_shares, workload_of
+from lightning_entrain.planning import (
+    Workload,
+    check_runnable,
+    layout_of,
+    stage_shares,
+    workload_of,
+)
 from lightning_entrain.runtime.partition import ModelPartition, find_model, num_parameters
 from lightning_entrain.runtime.schedules import check_schedule
 from lightning_entrain.runtime.step_plan import StepPlanner
@@ -56,7 +62,7 @@ class RunPlan:
     def check_ranks(self, world_size: int) -> None:
         """Check the wish against the number of devices, before there is a model."""
         if self.given is not None:
-            check_devices(self.given, world_size)
+            check_runnable(self.given, world_size)
         self.wish = replace(self.wish, world_size=world_size)
         self.wish.ranks_per_replica()
 
