@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.model_shapes import shape_of_model
 from lightning_entrain.models.freezing import modules_of
 from lightning_entrain.models.recompute import recomputed_share
 from lightning_entrain.plan.layout import StageLayout
@@ -20,7 +21,6 @@ from lightning_entrain.plan.types import ParallelPlan, Supported
 from lightning_entrain.schedule.types import Placement
 from lightning_entrain.workload.costs import CostModel, sample_costs
 from lightning_entrain.workload.hardware import DEVICES, Cluster, Device, cpu_device
-from lightning_entrain.workload.hf_config import model_shape
 from lightning_entrain.workload.memory import Training, TrainMode
 from lightning_entrain.workload.roofline import AnalyticCostModel
 from lightning_entrain.workload.shapes import ModelShape
@@ -154,19 +154,9 @@ def workload_of(
         device: Where it runs. CUDA devices are looked up by name, others by nominal numbers.
         precision: Lightning's name.
     """
-    vision = getattr(getattr(model.encoder, "config", None), "to_dict", None)
-    text = getattr(getattr(model.llm, "config", None), "to_dict", None)
-    if vision is None or text is None:
-        return None
-    config: dict[str, Any] = {"vision_config": _plain(vision()), "text_config": _plain(text())}
     try:
-        shape = model_shape(config)
+        shape = shape_of_model(model)
     except ConfigError:
-        return None
-    if (shape.encoder.num_layers, shape.llm.num_layers) != (
-        model.encoder.num_layers,
-        model.llm.num_layers,
-    ):
         return None
     found = device_of(device)
     training = Training(
@@ -262,7 +252,3 @@ def _mode(modules: Iterable[nn.Module]) -> TrainMode:
     if not trained:
         return "frozen"
     return "full" if 2 * trained >= sum(p.numel() for p in parameters) else "lora"
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if not key.startswith("_")}
