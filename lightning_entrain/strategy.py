@@ -341,6 +341,7 @@ class EntrainStrategy(CheckpointingStrategy):
     def precision_plugin(self, plugin: Precision | None) -> None:
         if plugin is not None:
             plugin.clip_grad_by_norm = self._clip_by_global_norm  # type: ignore[method-assign]
+            plugin.clip_grad_by_value = self._clip_by_value  # type: ignore[method-assign]
         self._precision_plugin = plugin
 
     def _check_precision(self) -> None:
@@ -352,14 +353,19 @@ class EntrainStrategy(CheckpointingStrategy):
             )
 
     def _clip_by_global_norm(self, optimizer: Optimizer, clip_val: float) -> None:
+        plugin = self.precision_plugin
         if self._one_stage:
-            plugin = self.precision_plugin
             type(plugin).clip_grad_by_norm(plugin, optimizer, clip_val)
             return
-        parameters = [p for p in self.precision_plugin.main_params(optimizer) if p.grad is not None]
+        parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = global_norm(gradients, self.root_device, self._groups.pipeline)
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, norm)
+
+    def _clip_by_value(self, optimizer: Optimizer, clip_val: float) -> None:
+        plugin = self.precision_plugin
+        if any(p.grad is not None for p in plugin.main_params(optimizer)):  # torch wants one
+            type(plugin).clip_grad_by_value(plugin, optimizer, clip_val)
 
     # --- a step -----------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class FeatureJob(Job):
         return common + {
             "windows": [EarlyStopping("val/loss", patience=1, min_delta=0.05)],
             "schedule": [GradientAccumulationScheduler({0: 1, 1: 2})],
-            "stop": [StopBelow(5.4)],
+            "stop": [StopBelow(5.3)],
         }.get(self.name, [])
 
 
@@ -139,6 +139,7 @@ def fit(job: FeatureJob, options: dict[str, Any] | None, devices: int, root: Pat
     trainer = job.make_trainer(strategy, devices, root)
     loader = job.loader(trainer, module)
     trainer.fit(module, loader, loader)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     validated = trainer.validate(module, loader, verbose=False)
     counter, monitor, saver = callbacks[:3]
     assert isinstance(counter, CountValidations)
@@ -153,7 +154,7 @@ def fit(job: FeatureJob, options: dict[str, Any] | None, devices: int, root: Pat
         "val_losses": module.val_losses,
         "steps": [trainer.global_step, trainer.current_epoch, trainer.num_training_batches],
         "counts": [counter.sanity_checks, counter.validations],
-        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "metrics": metrics,
         "validated": validated,
         "rates": monitor.lrs,
         "best": sorted(Path(p).name for p in saver.best_k_models),
