@@ -94,8 +94,8 @@ def _batches(found: Comparison) -> str:
     setting = found.setting
     size = setting.parallel_plan.global_batch_size
     return (
-        f"{setting.num_batches} global batches of {size:,} samples, drawn with seed "
-        f"{setting.seed}; figures are means over them."
+        f"Means over {setting.num_batches} global batch(es) of {size:,} samples, drawn with seed "
+        f"{setting.seed}."
     )
 
 
@@ -114,8 +114,7 @@ def _overview(found: Comparison) -> str:
     picture = iteration_figure(bars, title="Iteration time per policy", key="iterations")
     return (
         "<section aria-labelledby='overview'><h2 id='overview'>Iteration time</h2>"
-        f"<figure class='narrow'><div class='scroll wide' tabindex='0' role='region' "
-        f"aria-label='Iteration times'>{picture}</div><figcaption>Mean of the slowest replica, and "
+        f"<figure class='narrow'>{picture}<figcaption>Mean of the slowest replica, and "
         f"throughput over {base}. Dotted mark: ideal, all work spread evenly over all ranks. "
         "Solid mark: bottleneck, the work of the busiest rank under the plan.</figcaption></figure>"
         "</section>"

@@ -27,7 +27,7 @@ figcaption{color:var(--soft);font-size:.85rem;margin-top:.3rem}
 .scroll:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 .wide>svg{min-width:620px}
 svg{display:block;width:100%;height:auto;overflow:visible}
-.narrow{max-width:48rem}
+.narrow{max-width:36rem}
 caption{text-align:left;padding:.5rem .6rem .2rem;font-weight:600;background:var(--page)}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,19rem),1fr));gap:1rem}
 table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;

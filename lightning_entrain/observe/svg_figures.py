@@ -128,22 +128,20 @@ class IterationBar:
 
 def iteration_figure(bars: Sequence[IterationBar], *, title: str, key: str) -> str:
     """Iteration per policy with marks at its ideal and its busiest rank's work."""
-    width, gutter, row = 720.0, 104.0, 34.0
+    width, row, edge = 480.0, 46.0, 2.0
     largest = max((bar.iteration_ms for bar in bars), default=1.0) or 1.0
-    scale = (width - gutter - 150) / largest
+    scale = (width - 2 * edge) / largest
     parts = []
     for index, bar in enumerate(bars):
-        y = index * row + 4
-        end = gutter + bar.iteration_ms * scale
-        parts.append(text(gutter - 10, y + 16, bar.name, anchor="end", class_="t b"))
-        parts.append(
-            tag("rect", x=gutter, y=y, width=bar.iteration_ms * scale, height=22.0, class_="bar")
-        )
-        for value, name in ((bar.ideal_ms, "ideal"), (bar.bottleneck_ms, "bottleneck")):
-            x = gutter + value * scale
-            parts.append(line(x, y - 3, x, y + 25, class_=name))
+        y = index * row
         label = f"{bar.iteration_ms:,.1f} ms, {bar.speedup:.2f} x"
-        parts.append(text(end + 8, y + 16, label))
-    parts.append(line(gutter, 0, gutter, len(bars) * row, class_="axis"))
+        parts.append(text(edge, y + 13, bar.name, class_="t b"))
+        parts.append(text(width - edge, y + 13, label, anchor="end"))
+        length = bar.iteration_ms * scale
+        parts.append(tag("rect", x=edge, y=y + 20, width=length, height=16.0, class_="bar"))
+        for value, name in ((bar.ideal_ms, "ideal"), (bar.bottleneck_ms, "bottleneck")):
+            x = edge + value * scale
+            parts.append(line(x, y + 17, x, y + 39, class_=name))
+    parts.append(line(edge, 18, edge, len(bars) * row - 8, class_="axis"))
     said = "; ".join(f"{bar.name} {bar.iteration_ms:.1f} ms" for bar in bars)
     return drawing(width, len(bars) * row + 4, parts, title=title, description=said, key=key)

@@ -383,9 +383,10 @@ class PolicyRunner:
                 seed=self.machine.seed,
             )
         except ScheduleError:
-            if self.machine.max_live is not None or self.machine.memory_gib is not None:
+            asked = self.machine.max_live is not None or self.machine.memory_gib is not None
+            if asked and self.options.schedule == "auto":
                 raise
-            # Nobody asked for this cap: one that plain 1F1B needs is as good.
+            # Nobody asked for this cap, or the policy has no other schedule: then as it is.
             plain = build_1f1b(placement, rows, split_backward=rows.max_lag > 0)
             return _replica_step(plain, rows, costs, link)
         tuned = choice.tuned
@@ -416,12 +417,9 @@ class PolicyRunner:
         return tuple(caps)
 
     def _smallest(self, rows: RowCounts, costs: StepCosts) -> Simulation:
-        """The run with the least memory among what the schedule may choose from."""
+        """The run that begins a microbatch only when it has to."""
         placement = self.plan.placement
-        caps: list[int] | None = None
-        if self.options.schedule == "auto":
-            caps = [1 + rows.max_lag] * placement.num_encoder_stages
-            caps += [1] * placement.num_llm_stages
+        caps = [1 + rows.max_lag] * placement.num_encoder_stages + [1] * placement.num_llm_stages
         schedule = build_1f1b(placement, rows, split_backward=rows.max_lag > 0, caps=caps)
         return simulate(schedule, costs, rows, link=self.machine.link)
 

@@ -16,7 +16,13 @@ from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.schedule.dip import expand_groups
 from lightning_entrain.schedule.limits import Limits, step_limits
 from lightning_entrain.schedule.types import ActionKind
-from lightning_entrain.simulation.policies import GlobalBatch, PolicyRunner, ReplicaStep, Step
+from lightning_entrain.simulation.policies import (
+    GlobalBatch,
+    Machine,
+    PolicyRunner,
+    ReplicaStep,
+    Step,
+)
 from lightning_entrain.simulation.stage_plan import StagePlan
 
 
@@ -48,6 +54,7 @@ class PolicyResult:
         llm: Likewise in the LLM.
         peak_live: Per stage, the most microbatches in flight.
         peak_gib: Per rank, the most memory.
+        peak_mean: Most activations on a rank, in mean microbatches.
         planning_ms: Median per step.
         num_microbatches: Mean per replica.
         iterations_ms: Per batch.
@@ -68,6 +75,7 @@ class PolicyResult:
     llm: Imbalance
     peak_live: tuple[int, ...]
     peak_gib: tuple[float, ...]
+    peak_mean: float
     planning_ms: float
     num_microbatches: float
     iterations_ms: tuple[float, ...]
@@ -148,12 +156,21 @@ def run_policy(
         llm=_mean_imbalance([pair[1] for pair in spreads]),
         peak_live=tuple(np.max([r.simulation.peak_live for r in replicas], axis=0).tolist()),
         peak_gib=tuple(np.max([runner.rank_gib(r) for r in replicas], axis=0).tolist()),
+        peak_mean=max(_peak_mean(step) for step in steps),
         planning_ms=statistics.median(step.planning_ms for step in steps),
         num_microbatches=_mean(len(r.llm) for step in steps for r in step.assignment.replicas),
         iterations_ms=tuple(step.iteration_ms for step in steps),
         timelines=tuple(replica.simulation.timeline for replica in first.replicas),
         forward_times=_forward_times(first.replicas[first.slowest], runner.plan),
         slowest=first.slowest,
+    )
+
+
+def _peak_mean(step: Step) -> float:
+    """Sub-microbatches count as the part of a microbatch that they are."""
+    return max(
+        max(own.simulation.peak_bytes) * replica.num_microbatches / own.rows.num_microbatches
+        for own, replica in zip(step.replicas, step.assignment.replicas, strict=True)
     )
 
 
@@ -218,14 +235,23 @@ def _too_little(
     machine = runner.machine
     if machine.memory_gib is None and machine.max_live is None:
         return error
-    least = max(runner.least_memory(batch) for batch in batches)
+    return budget_error(machine, max(runner.least_memory(batch) for batch in batches))
+
+
+def budget_error(machine: Machine, least: float) -> ConfigError:
+    """That no schedule fits the memory, and the least that would do.
+
+    Args:
+        machine: Holds the budget.
+        least: In its unit.
+    """
     if machine.memory_gib is not None:
-        value, limit = f"memory_gib is {machine.memory_gib:g}", f"at least {_up(least)} GiB"
+        value, limit = f"memory_gib is {machine.memory_gib:g} per GPU", f"at least {_up(least)}"
     else:
         value = f"max_live is {machine.max_live:g} mean microbatches per rank"
         limit = f"at least {_up(least)}"
     return ConfigError(
-        f"{value}: policy {runner.policy} with schedule {runner.options.schedule} does not fit",
+        f"{value}, too little for any schedule",
         limit=limit,
         remedy="raise it, use more, smaller microbatches, or training.recompute=true",
     )

@@ -21,7 +21,7 @@ from lightning_entrain.simulation.policies import (
     batches,
     parse_splits,
 )
-from lightning_entrain.simulation.results import PolicyResult, run_policy
+from lightning_entrain.simulation.results import PolicyResult, budget_error, run_policy
 from lightning_entrain.simulation.stage_plan import (
     PLACEMENTS,
     StagePlan,
@@ -259,19 +259,26 @@ class Comparison:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences for the user."""
-        cluster = self.setting.request.cluster
-        usable = cluster.usable_bytes / 2**30
-        found = [
-            f"{name} {max(result.peak_gib):.0f}"
-            for name, result in zip(self.names, self.results, strict=True)
-            if max(result.peak_gib) > usable
-        ]
-        if not found:
-            return ()
-        return (
-            f"More than the {usable:.0f} GiB that a GPU ({cluster.device.name}) has to use: "
-            f"{', '.join(found)} GiB",
+        setting, device = self.setting, self.setting.request.cluster.device
+        gib, live = setting.memory_gib, setting.max_live
+        usable = setting.request.cluster.usable_bytes / 2**30 if gib is None else gib
+        what = (
+            f"{usable:.0f} GiB that a GPU ({device.name}) has to use"
+            if gib is None
+            else (f"{gib:g} GiB of memory_gib")
         )
+        found = []
+        if text := self._above([max(result.peak_gib) for result in self.results], usable):
+            found.append(f"More than the {what}: {text}")
+        if live is not None:
+            text = self._above([result.peak_mean for result in self.results], live)
+            if text:
+                found.append(f"More than the {live:g} mean microbatches of max_live: {text}")
+        return tuple(found)
+
+    def _above(self, amounts: Sequence[float], limit: float) -> str:
+        pairs = zip(self.names, amounts, strict=True)
+        return ", ".join(f"{name} {own:.1f}" for name, own in pairs if own > limit * (1 + 1e-6))
 
     def to_json(self) -> dict[str, Any]:
         """The record of `simulation.json`."""
@@ -311,6 +318,7 @@ def compare(
         raise ConfigError(f"baseline is {baseline!r}", limit=f"one of {', '.join(names)}")
     runners = [setting.runner(policy, options) for _, policy, options in policies]
     results = tuple(run_policy(runner, setting.drawn) for runner in runners)
+    _check_budget(runners[0].machine, results)
     record = setting.describe(described or {})
     return Comparison(
         setting=setting,
@@ -319,6 +327,17 @@ def compare(
         baseline=names.index(baseline) if baseline else 0,
         described={**record, "data": data or record["data"]},
     )
+
+
+def _check_budget(machine: Machine, results: Sequence[PolicyResult]) -> None:
+    """At least one policy fits the memory that was asked for."""
+    needs = None
+    if machine.memory_gib is not None:
+        needs = min(max(result.peak_gib) for result in results), machine.memory_gib
+    elif machine.max_live is not None:
+        needs = min(result.peak_mean for result in results), machine.max_live
+    if needs is not None and needs[0] > needs[1] * (1 + 1e-6):
+        raise budget_error(machine, needs[0])
 
 
 def _check_fits(plan: ParallelPlan, cluster: Cluster) -> None:
