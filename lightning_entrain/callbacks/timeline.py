@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning_entrain.callbacks.monitor import (
 )
 from lightning_entrain.callbacks.traces import has_pipeline, step_trace
 from lightning_entrain.observe.batch_costs import BatchCosts
+from lightning_entrain.observe.chrome_trace import chrome_trace
 from lightning_entrain.observe.files import write_text
 from lightning_entrain.observe.idle import StepIdle, durations_of, split_idle
 from lightning_entrain.observe.predicted import predicted_timelines
@@ -24,10 +26,10 @@ from lightning_entrain.observe.spread_metric import SpreadMetric
 from lightning_entrain.observe.step_page import timeline_page
 from lightning_entrain.observe.step_trace import StepTrace
 from lightning_entrain.observe.timeline import Timeline
-from lightning_entrain.observe.trace_events import trace_json
 from lightning_entrain.observe.wandb_log import define_sections, log_file, log_page, wandb_runs
 
 TRACE_FILE = "trace.json"
+PLAN_FILE = "plan.json"
 
 
 class PipelineTimelineMonitor(StepMonitor):
@@ -51,13 +53,14 @@ class PipelineTimelineMonitor(StepMonitor):
     | `variability/llm_measured_cv` | std / mean of measured LLM microbatches | none |
     | `variability/llm_measured_std_ms` | its standard deviation | ms |
 
-    At the end of a fit the last step is written as a Chrome trace, `trace.json`. A `WandbLogger`
-    gets it as an artifact, and a picture of a step as `pipeline/timeline` now and then.
+    The plan is written as `plan.json` when training starts, and the last step as a Chrome trace,
+    `trace.json`, when it ends. A `WandbLogger` gets both as artifacts, and a picture of a step as
+    `pipeline/timeline` now and then.
 
     Args:
         every_n_steps: Steps between two looks; also step 1 is looked at.
         picture_every_n_steps: Steps between two pictures for W&B.
-        dirpath: Folder of `trace.json`; None takes the trainer's.
+        dirpath: Folder of both files; None takes the trainer's.
 
     Attributes:
         last_idle: Rank 0: idle time of the last step that was looked at.
@@ -86,6 +89,12 @@ class PipelineTimelineMonitor(StepMonitor):
         """Find out what samples cost."""
         self._costs = BatchCosts(trainer, pl_module)
         define_sections(trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the plan, if there is one."""
+        plan = getattr(trainer.strategy, "plan", None)
+        if plan is not None and trainer.is_global_zero:
+            self._keep(trainer, PLAN_FILE, plan.to_json(), kind="plan")
 
     def on_train_batch_end(
         self,
@@ -116,10 +125,17 @@ class PipelineTimelineMonitor(StepMonitor):
         trace = step_trace(trainer)
         if trace is None:
             return
-        folder = self.dirpath or Path(trainer.default_root_dir)
-        path = write_text(folder / TRACE_FILE, trace_json(trace, max(trainer.global_step - 1, 0)))
+        record = chrome_trace(
+            [replica.timeline for replica in trace.replicas],
+            name=f"step {max(trainer.global_step - 1, 0)}",
+        )
+        self._keep(trainer, TRACE_FILE, json.dumps(record, separators=(",", ":")), kind="trace")
+
+    def _keep(self, trainer: pl.Trainer, name: str, text: str, *, kind: str) -> None:
+        """Write a file, and give it to W&B."""
+        path = write_text((self.dirpath or Path(trainer.default_root_dir)) / name, text)
         if path is not None and wandb_runs(trainer):
-            log_file(trainer, path, kind="trace")
+            log_file(trainer, path, kind=kind)
 
     def _look(self, trainer: pl.Trainer) -> dict[str, float]:
         """Values of the step on rank 0; nothing on other ranks."""

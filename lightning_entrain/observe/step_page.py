@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from lightning_entrain.observe.charts import bar_chart, gantt, kind_key
 from lightning_entrain.observe.idle import StepIdle
 from lightning_entrain.observe.page import page, section
-from lightning_entrain.observe.step_trace import StepTrace
+from lightning_entrain.observe.step_trace import StepTrace, stage_name
 from lightning_entrain.observe.timeline import Timeline, TimelineRow
-from lightning_entrain.observe.trace_events import stage_name
 from lightning_entrain.schedule.types import Placement
 
 MAX_DRAWN = 1200

@@ -145,3 +145,10 @@ def join_records(records: Sequence[RankRecord]) -> StepTrace:
         for replica, own in sorted(rows.items())
     )
     return StepTrace(replicas=replicas, planning_ms=max(r.planning_ms for r in records))
+
+
+def stage_name(stage: int, num_encoder_stages: int) -> str:
+    """Name of a stage for people, counted inside its module."""
+    if stage < num_encoder_stages:
+        return f"encoder stage {stage}"
+    return f"LLM stage {stage - num_encoder_stages}"
