@@ -165,9 +165,12 @@ class TinyVlmConf:
     window_size: int = option(112, "Side of an attention window, pixels.", minimum=1)
     max_position_embeddings: int = option(32768, "Longest sample, tokens.", minimum=1)
     seed: int = option("${seed}", "Seed of the weights.", minimum=0)
-    gradient_checkpointing: bool = option(
-        False, "Recompute layers in the backward pass, to save memory."
+    encoder_recompute: str = option(
+        "none",
+        "What of the encoder runs again in backward, to save memory: none, full, every_N (whole "
+        "layers), attention, mlp.",
     )
+    llm_recompute: str = option("none", "The same for the LLM.")
 
 
 @dataclass

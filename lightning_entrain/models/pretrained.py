@@ -34,7 +34,8 @@ def vlm_from_pretrained(
     dtype: str = "float32",
     attention: str | None = None,
     seed: int = 0,
-    gradient_checkpointing: bool = False,
+    encoder_recompute: str = "none",
+    llm_recompute: str = "none",
 ) -> EntrainModel:
     """A model from Hugging Face checkpoints.
 
@@ -49,7 +50,9 @@ def vlm_from_pretrained(
         dtype: Parameters' dtype, by name.
         attention: Hugging Face attention implementation; its default if None.
         seed: Seeds what is not in the checkpoints (a new projector).
-        gradient_checkpointing: Recompute layers in the backward pass, to save memory.
+        encoder_recompute: What of the encoder's layers runs again in backward, to save memory:
+            ``none``, ``full``, ``every_N``, ``attention`` or ``mlp``.
+        llm_recompute: The same for the LLM.
 
     Raises:
         ConfigError: If an option cannot be used.
@@ -70,7 +73,8 @@ def vlm_from_pretrained(
             text.train(),
             image_token_id=image_token_id,
             projector=projector,
-            gradient_checkpointing=gradient_checkpointing,
+            encoder_recompute=encoder_recompute,
+            llm_recompute=llm_recompute,
         )
     if model.projector is not None:
         model.projector.to(options["dtype"])

@@ -18,6 +18,7 @@ from lightning_entrain.models.decoder import DecoderLlm
 from lightning_entrain.models.entrain_model import EntrainModel, num_correct
 from lightning_entrain.models.projector import MlpProjector
 from lightning_entrain.models.qwen_vision import QwenVisionEncoder
+from lightning_entrain.models.recompute import recompute_layers
 
 
 @contextmanager
@@ -35,7 +36,8 @@ def vlm_from_configs(
     image_token_id: int,
     seed: int = 0,
     projector: str = "auto",
-    gradient_checkpointing: bool = False,
+    encoder_recompute: str = "none",
+    llm_recompute: str = "none",
 ) -> EntrainModel:
     """A randomly initialised model of any size.
 
@@ -47,7 +49,9 @@ def vlm_from_configs(
         seed: Same seed, same weights. Torch's global generator is left as it was.
         projector: ``auto`` adds an MLP if the vision transformer's ``out_hidden_size`` is not the
             LLM's hidden size, ``mlp`` always does, ``none`` never.
-        gradient_checkpointing: Recompute layers in the backward pass, to save memory.
+        encoder_recompute: What of the encoder's layers runs again in backward, to save memory:
+            ``none``, ``full``, ``every_N``, ``attention`` or ``mlp``.
+        llm_recompute: The same for the LLM.
 
     Raises:
         ConfigError: If an option cannot be used.
@@ -65,7 +69,8 @@ def vlm_from_configs(
             text,
             image_token_id=image_token_id,
             projector=projector,
-            gradient_checkpointing=gradient_checkpointing,
+            encoder_recompute=encoder_recompute,
+            llm_recompute=llm_recompute,
         )
 
 
@@ -75,7 +80,8 @@ def assemble(
     *,
     image_token_id: int,
     projector: str = "auto",
-    gradient_checkpointing: bool = False,
+    encoder_recompute: str = "none",
+    llm_recompute: str = "none",
 ) -> EntrainModel:
     """Join two Hugging Face models; arguments as of :func:`vlm_from_configs`.
 
@@ -84,13 +90,10 @@ def assemble(
     """
     if projector not in ("auto", "mlp", "none"):
         raise ConfigError(f"projector is {projector!r}", limit="auto, mlp or none")
-    if gradient_checkpointing:
-        for model in (vision, text):
-            # the name changed within transformers 5
-            enable = getattr(model, "activation_checkpointing_enable", None)
-            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     encoder = QwenVisionEncoder(vision)
     llm = DecoderLlm(text, image_token_id=image_token_id)
+    recompute_layers(encoder, encoder_recompute)
+    recompute_layers(llm, llm_recompute)
     needed = projector == "mlp" or (projector == "auto" and encoder.output_size != llm.hidden_size)
     return EntrainModel(
         encoder,
@@ -118,7 +121,8 @@ def tiny_vlm(
     window_size: int = 112,
     max_position_embeddings: int = 32768,
     seed: int = 0,
-    gradient_checkpointing: bool = False,
+    encoder_recompute: str = "none",
+    llm_recompute: str = "none",
 ) -> EntrainModel:
     """A small Qwen2.5 vision transformer with a small Llama, untied; 3.7 M parameters by default.
 
@@ -140,7 +144,9 @@ def tiny_vlm(
         window_size: Side of an attention window in pixels.
         max_position_embeddings: Longest sample in tokens.
         seed: Same seed, same weights. Torch's global generator is left as it was.
-        gradient_checkpointing: Recompute layers in the backward pass, to save memory.
+        encoder_recompute: What of the encoder's layers runs again in backward, to save memory:
+            ``none``, ``full``, ``every_N``, ``attention`` or ``mlp``.
+        llm_recompute: The same for the LLM.
 
     Raises:
         ConfigError: If sizes do not fit together.
@@ -189,7 +195,8 @@ def tiny_vlm(
         text,
         image_token_id=image_token_id,
         seed=seed,
-        gradient_checkpointing=gradient_checkpointing,
+        encoder_recompute=encoder_recompute,
+        llm_recompute=llm_recompute,
     )
 
 
@@ -200,6 +207,8 @@ def nano_vlm(
     encoder_layers: int = 3,
     llm_layers: int = 3,
     seed: int = 0,
+    encoder_recompute: str = "none",
+    llm_recompute: str = "none",
 ) -> EntrainModel:
     """:func:`tiny_vlm` with about 60,000 parameters, for tests; arguments as there."""
     return tiny_vlm(
@@ -215,6 +224,8 @@ def nano_vlm(
         llm_heads=2,
         llm_key_value_heads=1,
         seed=seed,
+        encoder_recompute=encoder_recompute,
+        llm_recompute=llm_recompute,
     )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.models.prune import stage_modules
+from lightning_entrain.models.recompute import recomputed_share
 from lightning_entrain.plan.layout import StageLayout
 
 Factors = tuple[float, float, float]
@@ -23,7 +24,7 @@ class TrainedStages:
     Attributes:
         first_backward: First stage with a trained parameter; the last stage if there is none.
         factors: Per stage the parts of F, I and W. I goes back to the first trained layer of the
-            model; W is taken to be in proportion to the trained parameters.
+            model, and runs what is recomputed; W is in proportion to the trained parameters.
     """
 
     first_backward: int
@@ -35,12 +36,17 @@ class TrainedStages:
         encoder, llm = layout.encoder_ranges, layout.llm_ranges
         names = [stage_modules(model, encoder=own) for own in encoder]
         names += [stage_modules(model, llm=own) for own in llm]
+        again = [recomputed_share(model.encoder)] * len(encoder)
+        again += [recomputed_share(model.llm)] * len(llm)
         sizes = [[_sizes(model.get_submodule(name)) for name in own] for own in names]
         trained = [stage for stage, own in enumerate(sizes) if any(some for _, some in own)]
         first = min(trained, default=layout.num_stages - 1)
         return cls(
             first_backward=first,
-            factors=tuple(_factors(own, stage - first) for stage, own in enumerate(sizes)),
+            factors=tuple(
+                _factors(own, stage - first, share)
+                for stage, (own, share) in enumerate(zip(sizes, again, strict=True))
+            ),
         )
 
 
@@ -50,7 +56,7 @@ def _sizes(module: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
 
 
-def _factors(sizes: list[tuple[int, int]], stages_behind_first: int) -> Factors:
+def _factors(sizes: list[tuple[int, int]], stages_behind_first: int, recomputed: float) -> Factors:
     total = sum(size for size, _ in sizes) or 1
     inputs = 0.0
     if stages_behind_first > 0:
@@ -58,6 +64,8 @@ def _factors(sizes: list[tuple[int, int]], stages_behind_first: int) -> Factors:
     elif stages_behind_first == 0:
         first = next((i for i, (_, some) in enumerate(sizes) if some), len(sizes))
         inputs = sum(size for size, _ in sizes[first:]) / total
+    if stages_behind_first >= 0:
+        inputs += recomputed
     weights = sum(some for _, some in sizes) / total
     whole = 1.0 + inputs + weights
     return 1.0 / whole, inputs / whole, weights / whole

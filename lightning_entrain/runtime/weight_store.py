@@ -121,15 +121,17 @@ class _SplitLinear(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, store: WeightStore
     ) -> Tensor:
-        ctx.save_for_backward(inputs, weight, bias)
-        ctx.store = store
+        ctx.save_for_backward(inputs)
+        # Not saved: recomputation would return detached copies, and W needs the parameters.
+        ctx.weight, ctx.bias, ctx.store = weight, bias, store
         cast = None if bias is None else bias.to(inputs.dtype)
         with torch.autocast(inputs.device.type, enabled=False):
             return F.linear(inputs, weight.to(inputs.dtype), cast)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, bias = ctx.saved_tensors
+        (inputs,) = ctx.saved_tensors
+        weight, bias = ctx.weight, ctx.bias
         gradient = gradients[0]
         back = gradient @ weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None
         work = WeightWork(weight=weight, bias=bias, inputs=inputs, gradient=gradient)

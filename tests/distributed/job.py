@@ -113,9 +113,12 @@ class Job:
     ckpt_path: str | None = None
     skip_batches: int = 0
     policy: str = "fixed"
+    model: dict[str, Any] = field(default_factory=dict)
 
     def module(self) -> Module:
-        model = nano_vlm(encoder_layers=self.encoder_layers, llm_layers=self.llm_layers)
+        model = nano_vlm(
+            encoder_layers=self.encoder_layers, llm_layers=self.llm_layers, **self.model
+        )
         model.scalars["num_correct"] = num_correct
         return Module(model, self)
 

@@ -12,8 +12,6 @@ from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.projector import MlpProjector
 from lightning_entrain.models.tiny import nano_vlm, tiny_vlm, vlm_from_configs
 
-from .helpers import make_batch
-
 VISION = {
     "depth": 2,
     "hidden_size": 16,
@@ -61,7 +59,7 @@ def test_seed_decides_the_weights_and_leaves_the_global_generator_alone():
 def test_arguments_are_plain_types():
     for function in (tiny_vlm, nano_vlm):
         for parameter in inspect.signature(function).parameters.values():
-            assert parameter.annotation in ("int", "bool")
+            assert parameter.annotation in ("int", "str")
 
 
 @pytest.mark.parametrize(
@@ -109,22 +107,3 @@ def test_rotary_tables_stay_exact_in_bfloat16():
         assert table.dtype == torch.float32
         assert torch.equal(table, before[name])
     assert model.to("meta").llm.model.rotary_emb.inv_freq.device.type == "meta"
-
-
-def test_gradient_checkpointing_recomputes_and_agrees():
-    batch = make_batch(([[0, 1], [2]], [[0], [1, 2]]), rows=[0, 1, 4])
-    calls = {False: 0, True: 0}
-    gradients = []
-    for checkpointing in (False, True):
-        model = tiny_vlm(260, encoder_layers=1, llm_layers=1, gradient_checkpointing=checkpointing)
-
-        def count(*args, on=checkpointing):
-            calls[on] += 1
-
-        model.llm.model.layers[0].mlp.register_forward_pre_hook(count)
-        model.encoder.blocks[0].mlp.register_forward_pre_hook(count)
-        model(batch).backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-    assert calls == {False: 4, True: 8}
-    for name, gradient in gradients[0].items():
-        assert torch.allclose(gradient, gradients[1][name], atol=1e-6), name
