@@ -2,13 +2,16 @@
 
 import importlib.util
 import inspect
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 
 from lightning_entrain.conf_path import conf_dir
@@ -115,6 +118,24 @@ def test_the_example_trains_and_its_module_needs_no_strategy(tmp_path, monkeypat
     plain.fit(example.ChartReader(trainer.datamodule.tokenizer), datamodule=trainer.datamodule)
     found = float(plain.callback_metrics["train/loss"])
     assert found == pytest.approx(float(trainer.callback_metrics["train/loss"]), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_example_runs_as_a_script_on_two_processes(tmp_path):
+    script = ROOT / "examples" / "train_vlm.py"
+    done = subprocess.run(
+        [sys.executable, script, "2", "24", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "LIGHTNING_ENTRAIN_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    assert torch.load(checkpoint, weights_only=False)["global_step"] == 2
 
 
 def test_the_pages_name_no_machine_and_no_registry():

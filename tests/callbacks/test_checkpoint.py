@@ -20,6 +20,13 @@ def test_last_is_written_at_the_last_step_in_the_middle_of_an_epoch(
     assert callback.last_model_path == str(tmp_path / "ckpt" / "last.ckpt")
 
 
+def test_the_last_step_replaces_an_earlier_save(fit, batches, tmp_path):
+    """Lightning's own leaves the file of step 2."""
+    callback = RunCheckpoint(dirpath=tmp_path, monitor=None, save_last=True, every_n_train_steps=2)
+    fit(batches, [callback], False, max_steps=3, enable_checkpointing=True)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 3
+
+
 def test_a_second_run_replaces_the_file(fit, batches, tmp_path):
     for max_steps in (1, 2):
         callback = RunCheckpoint(dirpath=tmp_path, monitor=None, save_last=True)
