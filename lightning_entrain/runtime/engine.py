@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,10 +22,10 @@ from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.signals import StopRequest
 from lightning_entrain.runtime.state import StepSums
 from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
+from lightning_entrain.runtime.ties import TiedCopies
 from lightning_entrain.runtime.trained import TrainedCheck
 from lightning_entrain.runtime.transfer import DTYPES, Transfers
 from lightning_entrain.runtime.weight_store import WeightStore
-from lightning_entrain.schedule.lower import Program
 
 
 class PipelineEngine:
@@ -47,11 +47,13 @@ class PipelineEngine:
         stop_request: A wish to end the job, shared with all ranks at every step.
         sum_at_backward: Sum gradients over replicas in every backward; otherwise whoever calls
             the engine does so, once per optimizer step.
+        tied: Copies of parameters that are tied to another rank's.
 
     Attributes:
         stop_agreed: What all ranks know of such wishes since the last step; 0 for none.
         last_plan: The plan of the last step.
         last_recorder: When its actions ran on this rank.
+        last_sync_ms: How long this rank waited for the others before and after its actions.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class PipelineEngine:
         full_precision_gradients: bool = True,
         stop_request: StopRequest | None = None,
         sum_at_backward: bool = False,
+        tied: TiedCopies | None = None,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -89,11 +92,13 @@ class PipelineEngine:
             weight_store=self._weight_store,
         )
         self._stop_request = stop_request
+        self._tied = tied
         self._check_trained = TrainedCheck(model.parameters())
         self._sum_group = groups.replicas if sum_at_backward else None
         self.stop_agreed = 0
         self.last_plan: StepPlan | None = None
         self.last_recorder: StepRecorder | None = None
+        self.last_sync_ms = 0.0
 
     def __call__(self, batch: PlannedBatch) -> Tensor:
         """Run one global batch.
@@ -113,7 +118,7 @@ class PipelineEngine:
         self._check_batch(batch)
         self._check_trained()
         plan = self._plan_of(batch, train=train)
-        self._compare_plans(batch, plan.program)
+        self._compare_plans(plan)
         if not train:
             return self._reduce(self._run(plan, batch), batch)
         kept = [p.grad for p in self._parameters]
@@ -122,6 +127,8 @@ class PipelineEngine:
                 parameter.grad = None
             sums = self._run(plan, batch)
             fresh = self._accumulator.take()
+            if self._tied is not None:
+                self._tied.sum_gradients(self._parameters, fresh)
         finally:
             for parameter, gradient in zip(self._parameters, kept, strict=True):
                 parameter.grad = gradient
@@ -170,16 +177,17 @@ class PipelineEngine:
                 remedy="let EntrainDataModule take the number from the strategy",
             )
 
-    def _compare_plans(self, batch: PlannedBatch, program: Program) -> None:
+    def _compare_plans(self, plan: StepPlan) -> None:
         """Raise on every rank if one has another plan, before any tensor is sent."""
+        self.last_sync_ms = 0.0
         if self._groups.control is None:
             return
-        text = f"{batch.assignment.digest()} {batch.num_label_tokens} {batch.sizes}"
         stop = self._stop_request.kind if self._stop_request is not None else 0
-        schedule = _short_hash(program.schedule.digest())
-        own = torch.tensor([self._replica, _short_hash(text), schedule, stop])
+        own = torch.tensor([self._replica, plan.batch_digest, plan.program_digest, stop])
         found = [torch.empty_like(own) for _ in range(self._layout.world_size)]
+        begin = time.perf_counter()
         dist.all_gather(found, own, group=self._groups.control)
+        self.last_sync_ms += (time.perf_counter() - begin) * 1e3
         rows = [row.tolist() for row in found]
         self.stop_agreed = max(row[3] for row in rows)
         for rank, (replica, assignment, schedule, _) in enumerate(rows):
@@ -190,15 +198,12 @@ class PipelineEngine:
     def _reduce(self, sums: StepSums, batch: PlannedBatch) -> Tensor:
         packed = torch.stack([sums.loss, *sums.scalars.values()])
         if self._groups.control is not None:
+            begin = time.perf_counter()
             dist.all_reduce(packed)
+            self.last_sync_ms += (time.perf_counter() - begin) * 1e3
         values = packed.unbind()
         self._model.scalars_out = dict(zip(sums.scalars, values[1:], strict=True))
         return (values[0] / max(batch.num_label_tokens, 1)).float()
-
-
-def _short_hash(text: str) -> int:
-    """56 bits of a digest, which fit a signed 64-bit tensor."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def _require_equal(rank: int, reference: int, what: str, found: int, expected: int) -> None:

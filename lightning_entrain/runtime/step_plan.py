@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class StepPlan:
         train: Whether it has backward actions.
         predicted_ms: Simulated time of the step, if the planner knows costs.
         planning_ms: How long planning took.
+        batch_digest: Of the global batch's assignment and sizes, 56 bits; equal on all ranks.
+        program_digest: Of the replica's program, 56 bits; equal on its ranks.
     """
 
     program: Program
@@ -34,6 +37,8 @@ class StepPlan:
     train: bool
     predicted_ms: float | None
     planning_ms: float
+    batch_digest: int
+    program_digest: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +95,8 @@ class StepPlanner:
             rows=rows,
             train=train,
             predicted_ms=predicted_ms,
+            batch_digest=_short_hash(f"{assignment.digest()} {size_rows(sizes)}"),
+            program_digest=_short_hash(program.schedule.digest()),
             planning_ms=(time.perf_counter() - begin) * 1e3,
         )
 
@@ -113,3 +120,13 @@ class StepPlanner:
             self.placement, rows, costs, may_reorder=False, num_steps=self.num_steps
         )
         return choice.tuned.schedule, choice.simulation.iteration_ms
+
+
+def size_rows(sizes: Sequence[SampleSize]) -> list[tuple[object, ...]]:
+    """The sizes as plain tuples, whose text is quick to make."""
+    return [(s.grids, s.num_text_tokens, s.num_label_tokens) for s in sizes]
+
+
+def _short_hash(text: str) -> int:
+    """56 bits of a digest, which fit a signed 64-bit tensor."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
