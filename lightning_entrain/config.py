@@ -164,6 +164,7 @@ class TinyVlmConf:
     patch_size: int = option(14, "Side of a patch, pixels; the data's patch size.", minimum=1)
     window_size: int = option(112, "Side of an attention window, pixels.", minimum=1)
     max_position_embeddings: int = option(32768, "Longest sample, tokens.", minimum=1)
+    tie_word_embeddings: bool = option(False, "Whether embedding and head are one parameter.")
     seed: int = option("${seed}", "Seed of the weights.", minimum=0)
     encoder_recompute: str = option(
         "none",
@@ -296,9 +297,69 @@ class WandbLoggerConf:
 
 @dataclass
 class VariabilityConf:
-    """Logs the spread of tokens over microbatches."""
+    """Logs the spread of work over microbatches, every step."""
 
     _target_: str = "lightning_entrain.callbacks.variability.WorkloadVariabilityMonitor"
+    num_table_steps: int = option(64, "Most steps whose loads W&B gets as a table.", minimum=2)
+
+
+@dataclass
+class TimelineConf:
+    """Logs the idle time of the pipeline and its causes."""
+
+    _target_: str = "lightning_entrain.callbacks.timeline.PipelineTimelineMonitor"
+    every_n_steps: int = option(20, "Steps between two looks; also step 1.", minimum=1)
+    picture_every_n_steps: int = option(100, "Steps between two pictures for W&B.", minimum=1)
+    dirpath: str = option("${run_dir}", "Folder of plan.json and trace.json.")
+
+
+@dataclass
+class ThroughputConf:
+    """Logs samples and tokens per second, FLOPs, and waiting."""
+
+    _target_: str = "lightning_entrain.callbacks.throughput.ThroughputMonitor"
+    every_n_steps: int | None = option(
+        None, "Steps between two values; null takes log_every_n_steps.", minimum=1
+    )
+    device_name: str | None = option(
+        None, "Device whose peak the FLOPs are compared with, such as h100; null finds out."
+    )
+
+
+@dataclass
+class MemoryConf:
+    """Logs each process's peak memory."""
+
+    _target_: str = "lightning_entrain.callbacks.memory.MemoryMonitor"
+    every_n_steps: int = option(20, "Steps between two looks; also step 1.", minimum=1)
+
+
+@dataclass
+class DriftConf:
+    """Compares measured with predicted times, and names a better plan."""
+
+    _target_: str = "lightning_entrain.callbacks.drift.CostModelDriftMonitor"
+    every_n_steps: int = option(20, "Steps between two looks; also step 1.", minimum=1)
+    tolerance: float = option(0.25, "Drift of a stage above which it warns.", above=0)
+    min_gain: float = option(0.05, "Gain above which it names a better plan.", above=0)
+
+
+@dataclass
+class BatchSizeConf:
+    """Compares the global batch with the smallest stable one."""
+
+    _target_: str = "lightning_entrain.callbacks.batch_size.BatchSizeAdvisor"
+
+
+@dataclass
+class ReportConf:
+    """Writes report.html when a run ends."""
+
+    _target_: str = "lightning_entrain.callbacks.report.RunReport"
+    dirpath: str = option("${run_dir}", "Folder of report.html.")
+    num_compared: int = option(12, "Batches simulated under other policies; 0: none.", minimum=0)
+    name: str | None = option(None, "Title of the report; null takes the folder's name.")
+    show_plan: bool = option(True, "Print the plan when training starts.")
 
 
 @dataclass
@@ -368,6 +429,12 @@ GROUPS: dict[str, dict[str, type]] = {
     "logger": {"csv": CsvLoggerConf, "wandb": WandbLoggerConf},
     "callbacks": {
         "variability": VariabilityConf,
+        "timeline": TimelineConf,
+        "throughput": ThroughputConf,
+        "memory": MemoryConf,
+        "drift": DriftConf,
+        "batch_size": BatchSizeConf,
+        "report": ReportConf,
         "checkpoint": CheckpointConf,
     },
 }

@@ -48,6 +48,7 @@ from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.run_plan import RunPlan
 from lightning_entrain.runtime.signals import REQUEUE
 from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
+from lightning_entrain.runtime.ties import TiedCopies, create_tie_groups
 
 INTERRUPTED = "interrupted.ckpt"
 """Name of the checkpoint that is saved when a job is asked to stop."""
@@ -135,6 +136,7 @@ class EntrainStrategy(CheckpointingStrategy):
         self._engine: PipelineEngine | None = None
         self._accumulating = False
         self._one_stage = False
+        self._tied: TiedCopies | None = None
 
     # --- who is where -----------------------------------------------------------------------
 
@@ -267,6 +269,7 @@ class EntrainStrategy(CheckpointingStrategy):
             self._groups = create_groups(self.layout, self.root_device, self._timeout)
         if self._groups.replicas is not None:
             copy_from_first_replica(partition.own_tensors(), self._groups.replicas)
+        self._equalize_tied_copies()
         self._attach_engine()
         self.setup_precision_plugin()
         if fitting:
@@ -316,6 +319,13 @@ class EntrainStrategy(CheckpointingStrategy):
         assert self.lightning_module is not None
         self.lightning_module.to(self.root_device)
 
+    def _equalize_tied_copies(self) -> None:
+        partition = self._partition
+        if partition.ties and not self._groups.ties:
+            self._groups.ties = create_tie_groups(self.layout, partition.ties, self._timeout)
+        self._tied = partition.tied_copies(self.global_rank, self._groups.ties)
+        self._tied.equalize()
+
     def _attach_engine(self) -> None:
         planner = self.step_planner
         assert planner is not None
@@ -328,6 +338,7 @@ class EntrainStrategy(CheckpointingStrategy):
             device=self.root_device,
             planner=planner,
             stop_request=self._stop_request,
+            tied=self._tied,
             sum_at_backward=not self.lightning_module.automatic_optimization,
         )
         self._partition.model.attach_engine(self._engine)
@@ -358,7 +369,8 @@ class EntrainStrategy(CheckpointingStrategy):
             type(plugin).clip_grad_by_norm(plugin, optimizer, clip_val)
             return
         parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        twice = self._tied.seconds if self._tied is not None else set()
+        gradients = [p.grad for p in parameters if p.grad is not None and p not in twice]
         norm = global_norm(gradients, self.root_device, self._groups.pipeline)
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, norm)
 
@@ -438,6 +450,12 @@ class EntrainStrategy(CheckpointingStrategy):
         trainer = self.lightning_module.trainer
         assert self._engine is not None
         self._write_at_once()
+        epochs = trainer.fit_loop.epoch_progress
+        if trainer.training and 0 < epochs.total.processed == epochs.total.completed:
+            # Lightning goes on correctly from what it saves in the hooks of an epoch's end, but
+            # counts an epoch twice that was saved as completed.
+            epochs.total.completed -= 1
+            epochs.current.completed -= 1
         if self._engine.stop_agreed == REQUEUE:
             handle = trainer._signal_connector._slurm_sigusr_handler_fn
             handle(signal.SIGUSR1, None)  # type: ignore[arg-type]

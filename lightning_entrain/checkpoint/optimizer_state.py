@@ -70,10 +70,10 @@ def full_optimizer_state(
     Args:
         optimizer: This rank's pruned optimizer.
         layout: Its parameters on a single device.
-        names: Names of this rank's parameters.
+        names: Names of this rank's parameters; those without a name are another rank's to give.
         gather: Brings the parts of all ranks to rank 0.
     """
-    own = {names[parameter]: state for parameter, state in optimizer.state.items()}
+    own = {names[p]: state for p, state in optimizer.state.items() if p in names}
     collected = gather(own)
     ids = {name: index for index, name in enumerate(layout.names)}
     groups = []

@@ -43,6 +43,7 @@ from lightning_entrain.errors import CheckpointError, ConfigError
 from lightning_entrain.runtime.groups import PipelineGroups
 from lightning_entrain.runtime.partition import ModelPartition
 from lightning_entrain.runtime.ranks import RankStrategy
+from lightning_entrain.runtime.ties import TiedCopies
 
 FORMATS = ("consolidated", "sharded")
 
@@ -62,6 +63,7 @@ class CheckpointingStrategy(RankStrategy):
     _groups: PipelineGroups
     _optimizer_layouts: list[OptimizerLayout]
     _one_stage: bool
+    _tied: TiedCopies | None
 
     def __init__(self, *, checkpoint: str, async_checkpoint: bool, **options: Any) -> None:
         if checkpoint not in FORMATS:
@@ -105,7 +107,11 @@ class CheckpointingStrategy(RankStrategy):
         own = self.lightning_module.state_dict()
         if self._one_stage or not self.is_distributed:
             return own
-        collected = self._gather()(self._partition.own_state(own, self.global_rank))
+        partition = self._partition
+        own = partition.own_state(own, self.global_rank, second_copies=self._sharded)
+        collected = self._gather()(own)
+        if not self._sharded:
+            partition.add_second_copies(collected)
         return {name: collected[name] for name in self._partition.full_names if name in collected}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -116,12 +122,23 @@ class CheckpointingStrategy(RankStrategy):
             return optimizer.state_dict()
         index = [id(known) for known in self.optimizers].index(id(optimizer))
         return full_optimizer_state(
-            optimizer, self._optimizer_layouts[index], self._parameter_names(), self._gather()
+            optimizer,
+            self._optimizer_layouts[index],
+            self._parameter_names(second_copies=False),
+            self._gather(),
         )
 
-    def _parameter_names(self) -> dict[Tensor, str]:
+    def _parameter_names(self, *, second_copies: bool = True) -> dict[Tensor, str]:
+        """Names on a single device, where tied parameters have their first name."""
         assert self.lightning_module is not None
-        return {parameter: name for name, parameter in self.lightning_module.named_parameters()}
+        found: dict[Tensor, str] = {
+            parameter: name for name, parameter in self.lightning_module.named_parameters()
+        }
+        for parameter, name in self._tied.names.items() if self._tied is not None else ():
+            found.pop(parameter, None)
+            if second_copies:
+                found[parameter] = self._partition.with_prefix(name)
+        return found
 
     def _gather(self) -> TensorGather:
         group = None if self._sharded else self._groups.control

@@ -120,11 +120,12 @@ def tiny_vlm(
     patch_size: int = 14,
     window_size: int = 112,
     max_position_embeddings: int = 32768,
+    tie_word_embeddings: bool = False,
     seed: int = 0,
     encoder_recompute: str = "none",
     llm_recompute: str = "none",
 ) -> EntrainModel:
-    """A small Qwen2.5 vision transformer with a small Llama, untied; 3.7 M parameters by default.
+    """A small Qwen2.5 vision transformer with a small Llama; 3.7 M parameters by default.
 
     Args:
         vocab_size: Token ids, special tokens included.
@@ -143,6 +144,7 @@ def tiny_vlm(
         patch_size: Side of a patch in pixels.
         window_size: Side of an attention window in pixels.
         max_position_embeddings: Longest sample in tokens.
+        tie_word_embeddings: Whether embedding and head are one parameter.
         seed: Same seed, same weights. Torch's global generator is left as it was.
         encoder_recompute: What of the encoder's layers runs again in backward, to save memory:
             ``none``, ``full``, ``every_N``, ``attention`` or ``mlp``.
@@ -186,7 +188,7 @@ def tiny_vlm(
         num_attention_heads=llm_heads,
         num_key_value_heads=llm_key_value_heads,
         max_position_embeddings=max_position_embeddings,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tie_word_embeddings,
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -206,6 +208,7 @@ def nano_vlm(
     *,
     encoder_layers: int = 3,
     llm_layers: int = 3,
+    tie_word_embeddings: bool = False,
     seed: int = 0,
     encoder_recompute: str = "none",
     llm_recompute: str = "none",
@@ -223,6 +226,7 @@ def nano_vlm(
         llm_intermediate_size=48,
         llm_heads=2,
         llm_key_value_heads=1,
+        tie_word_embeddings=tie_word_embeddings,
         seed=seed,
         encoder_recompute=encoder_recompute,
         llm_recompute=llm_recompute,

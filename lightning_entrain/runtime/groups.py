@@ -24,12 +24,14 @@ class PipelineGroups:
         replicas: The ranks that hold the same stages in every replica.
         channels: One group per ordered pair of neighbours, keyed (source, target) by global rank,
             so that each direction has its own order of messages.
+        ties: Groups of two ranks that hold copies of one parameter.
     """
 
     control: Group | None = None
     pipeline: Group | None = None
     replicas: Group | None = None
     channels: dict[tuple[int, int], Group] = field(default_factory=dict)
+    ties: dict[tuple[int, int], Group] = field(default_factory=dict)
 
 
 def neighbour_pairs(layout: StageLayout) -> list[tuple[int, int]]:

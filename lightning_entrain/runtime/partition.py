@@ -13,6 +13,7 @@ from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.models.protocol import PassThrough
 from lightning_entrain.models.prune import owned_names, prune_to_stages
 from lightning_entrain.plan.layout import StageLayout
+from lightning_entrain.runtime.ties import TiedCopies, TieGroups, find_ties, tie_again
 from lightning_entrain.runtime.trained import TrainedStages
 
 
@@ -51,6 +52,8 @@ class ModelPartition:
         self._prefix = _prefix_of(model, module)
         self._owned = [owned_names(model, *layout.ranges_of(r)) for r in range(layout.num_ranks)]
         self.full_names: tuple[str, ...] = tuple(module.state_dict()) if module is not None else ()
+        self._tied_names = model.tied_parameters()
+        self.ties = find_ties(model, self._owned)
         self._foreign: dict[str, nn.Module] = {}
         self._was_pruned = False
         self._trained: TrainedStages | None = None
@@ -64,10 +67,8 @@ class ModelPartition:
         """Check what the layout asks of the model.
 
         Raises:
-            ConfigError: If tied parameters lie on different ranks, or the LightningModule trains
-                parameters outside the model.
+            ConfigError: If the LightningModule trains parameters outside the model.
         """
-        self._check_ties()
         if self.module is not None and self.layout.world_size > 1:
             self._check_outside(self.module)
 
@@ -102,12 +103,25 @@ class ModelPartition:
         for name, part in self._foreign.items():
             parent, _, leaf = name.rpartition(".")
             self.model.get_submodule(parent)._modules[leaf] = part
+        if self._foreign:
+            tie_again(self.model, self.ties)
         self._foreign.clear()
 
-    def own_state(self, state: Mapping[str, Tensor], global_rank: int) -> dict[str, Tensor]:
-        """The part of a rank's state dict that it contributes to a full one."""
+    def own_state(
+        self, state: Mapping[str, Tensor], global_rank: int, *, second_copies: bool = True
+    ) -> dict[str, Tensor]:
+        """The part of a rank's state dict that it contributes to a full one.
+
+        Args:
+            state: The rank's state dict.
+            global_rank: The rank.
+            second_copies: Whether tied parameters come under their second name, too;
+                :meth:`add_second_copies` adds those names to a full state dict.
+        """
         _, rank = self.layout.split(global_rank)
         mine = {self._prefix + name for name in self._owned[rank]}
+        if not second_copies:
+            mine -= {self._prefix + second for _, second in self._tied_names}
         others = {self._prefix + name for owned in self._owned for name in owned}
         return {
             name: value
@@ -115,25 +129,24 @@ class ModelPartition:
             if name in mine or (rank == 0 and name not in others)
         }
 
+    def add_second_copies(self, state: dict[str, Tensor]) -> None:
+        """Name tied parameters a second time, where their first copy is in the state dict."""
+        for first, second in self._tied_names:
+            if self._prefix + first in state:
+                state[self._prefix + second] = state[self._prefix + first]
+
+    def tied_copies(self, global_rank: int, groups: TieGroups) -> TiedCopies:
+        """A rank's copies of parameters that are tied to another rank's."""
+        return TiedCopies(self.model, self.ties, self.layout.split(global_rank)[1], groups)
+
+    def with_prefix(self, name: str) -> str:
+        """The LightningModule's name of the model's state ``name``."""
+        return self._prefix + name
+
     def own_tensors(self) -> Iterable[Tensor]:
         """Parameters and buffers of this rank's stages, in one order on every replica."""
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             yield tensor.data
-
-    def _check_ties(self) -> None:
-        for first, second in self.model.tied_parameters():
-            holders = [
-                {rank for rank, owned in enumerate(self._owned) if name in owned}
-                for name in (first, second)
-            ]
-            if holders[0] != holders[1]:
-                raise ConfigError(
-                    f"{first} and {second} are one tied parameter on ranks {sorted(holders[0])} "
-                    f"and {sorted(holders[1])}",
-                    limit="tied parameters lie on one rank: their two gradients are not summed "
-                    "across stages",
-                    remedy="set llm_stages=1, or tie_word_embeddings=false in the LLM's config",
-                )
 
     def _check_outside(self, module: pl.LightningModule) -> None:
         inside = set(self.model.parameters())

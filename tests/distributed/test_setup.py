@@ -87,16 +87,6 @@ def test_parameters_outside_the_model_are_refused(tmp_path: Path) -> None:
         trainer(2, tmp_path).fit(module, [0])
 
 
-def test_tied_embeddings_across_stages_are_refused(tmp_path: Path) -> None:
-    module = Job().module()
-    model = module.model.llm
-    first, second = "model.embed_tokens", "lm_head"
-    model.get_submodule(second).weight = model.get_submodule(first).weight
-    assert model.tied_parameters()
-    with pytest.raises(ConfigError, match=r"one tied parameter.*llm_stages=1"):
-        trainer(3, tmp_path, llm_stages=2).fit(module, [0])
-
-
 def test_a_batch_that_is_not_planned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"called with a Tensor.*EntrainDataModule"):
         trainer(1, tmp_path).fit(Job().module(), DataLoader([torch.zeros(2)], batch_size=None))

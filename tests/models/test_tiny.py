@@ -59,7 +59,7 @@ def test_seed_decides_the_weights_and_leaves_the_global_generator_alone():
 def test_arguments_are_plain_types():
     for function in (tiny_vlm, nano_vlm):
         for parameter in inspect.signature(function).parameters.values():
-            assert parameter.annotation in ("int", "str")
+            assert parameter.annotation in ("int", "str", "bool")
 
 
 @pytest.mark.parametrize(
