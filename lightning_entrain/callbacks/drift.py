@@ -15,7 +15,7 @@ from lightning_entrain.callbacks.monitor import (
     step_ends,
     step_index,
 )
-from lightning_entrain.callbacks.traces import step_trace
+from lightning_entrain.callbacks.traces import note_step, step_trace
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.observe.batch_costs import BatchCosts
 from lightning_entrain.observe.better_plan import (
@@ -74,7 +74,7 @@ class CostModelDriftMonitor(StepMonitor):
         self.suggestion: BetterPlan | None = None
         self._num_looks = 0
         self._warned = False
-        self._num_encoder_stages = 1
+        self.num_encoder_stages = 1
         self._costs: BatchCosts | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -99,6 +99,7 @@ class CostModelDriftMonitor(StepMonitor):
             return
         if not step_ends(trainer) or not is_due(step_index(trainer), self.every_n_steps):
             return
+        note_step(trainer)
         values = trainer.strategy.broadcast(self._look(trainer, batch, shares))
         if values:
             self.log_step(trainer, pl_module, values)
@@ -111,7 +112,7 @@ class CostModelDriftMonitor(StepMonitor):
         workload = self._costs.workload if self._costs is not None else None
         if workload is None or self.times is None:
             return None
-        middle = self._num_encoder_stages
+        middle = self.num_encoder_stages
         factors = {}
         for name, part in (("encoder", slice(None, middle)), ("llm", slice(middle, None))):
             predicted = sum(self.times.predicted_ms[part])
@@ -130,7 +131,7 @@ class CostModelDriftMonitor(StepMonitor):
         self.times = fresh if self.times is None else self.times.add(fresh)
         self._num_looks += 1
         placement = trace.replicas[0].schedule.placement
-        self._num_encoder_stages = placement.num_encoder_stages
+        self.num_encoder_stages = placement.num_encoder_stages
         encoder = range(placement.num_encoder_stages)
         llm = range(placement.num_encoder_stages, placement.num_stages)
         num_microbatches = max(r.rows.num_microbatches for r in trace.replicas)
@@ -161,7 +162,7 @@ class CostModelDriftMonitor(StepMonitor):
     def _warn(self) -> None:
         if self._warned or self._num_looks < _NUM_LOOKS:
             return
-        text = drift_text(self.times, self._num_encoder_stages, self.tolerance)
+        text = drift_text(self.times, self.num_encoder_stages, self.tolerance)
         if self.suggestion is not None and self.suggestion.gain > self.min_gain:
             text += (
                 f" By what was measured, {self.suggestion.describe()} would take about "

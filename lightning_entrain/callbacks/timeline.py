@@ -16,7 +16,7 @@ from lightning_entrain.callbacks.monitor import (
     step_ends,
     step_index,
 )
-from lightning_entrain.callbacks.traces import has_pipeline, step_trace
+from lightning_entrain.callbacks.traces import has_pipeline, note_step, step_trace
 from lightning_entrain.observe.batch_costs import BatchCosts
 from lightning_entrain.observe.chrome_trace import chrome_trace
 from lightning_entrain.observe.files import write_text
@@ -108,7 +108,8 @@ class PipelineTimelineMonitor(StepMonitor):
         if not has_pipeline(trainer):
             return
         self._batch = batch
-        step = step_index(trainer)
+        note_step(trainer)
+        step = self.last_step = step_index(trainer)
         if not step_ends(trainer) or not is_due(step, self.every_n_steps):
             return
         values = trainer.strategy.broadcast(self._look(trainer))
@@ -144,7 +145,6 @@ class PipelineTimelineMonitor(StepMonitor):
             return {}
         assert self._costs is not None
         assignment = self._costs.assignment_of(self._batch)
-        self.last_step = step_index(trainer)
         self.last_idle = split_idle(trace)
         self.last_predicted = self._predict(trainer, trace, assignment)
         return measured_values(trace, self.last_idle, self.last_predicted)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import lightning.pytorch as pl
 
-from lightning_entrain.observe.step_trace import StepTrace, gather_trace
+from lightning_entrain.observe.step_trace import StepTrace, gather_trace, rank_record
 
+_Step = tuple[int, Any, Any]
+"""Number of the batch, the step's plan and its recorder."""
+
+_noted: WeakKeyDictionary[pl.Trainer, _Step] = WeakKeyDictionary()
 _gathered: WeakKeyDictionary[pl.Trainer, tuple[int, StepTrace | None]] = WeakKeyDictionary()
 
 
@@ -16,17 +21,27 @@ def has_pipeline(trainer: pl.Trainer) -> bool:
     return hasattr(trainer.strategy, "last_recorder")
 
 
+def note_step(trainer: pl.Trainer) -> None:
+    """Keep what the training step left, before a validation replaces it; costs nothing."""
+    strategy: Any = trainer.strategy
+    plan, recorder = strategy.last_step_plan, strategy.last_recorder
+    if plan is not None and plan.train:
+        _noted[trainer] = trainer.fit_loop.total_batch_idx, plan, recorder
+
+
 def step_trace(trainer: pl.Trainer) -> StepTrace | None:
-    """The last step of all ranks, on rank 0; None on other ranks, and without a pipeline.
+    """The noted step of all ranks, on rank 0; None on other ranks, and without a pipeline.
 
     All ranks call it at the same steps; it communicates once per step.
     """
-    if not has_pipeline(trainer):
+    noted = _noted.get(trainer)
+    if noted is None:
         return None
-    batch = trainer.fit_loop.total_batch_idx
+    batch, plan, recorder = noted
     known = _gathered.get(trainer)
     if known is None or known[0] != batch:
-        known = batch, gather_trace(trainer.strategy)
+        record = rank_record(trainer.strategy, plan, recorder)
+        known = batch, gather_trace(trainer.strategy, record)
         _gathered[trainer] = known
     return known[1]
 

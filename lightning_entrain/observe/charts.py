@@ -67,7 +67,7 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
     if not lines:
         return ""
     factor = 100.0 if percent else 1.0
-    width, height, left, right, top, bottom = 620, 240, 58, 14, 12, 34
+    width, height, left, right, top, bottom = 460, 210, 50, 12, 12, 36
     xs = [x for line in lines for x, _ in line.points]
     ys = [y * factor for line in lines for _, y in line.points if math.isfinite(y)]
     ticks = nice_ticks(min(0.0, min(ys, default=0.0)), max(ys, default=1.0))
@@ -92,10 +92,10 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
         if x_low <= tick <= x_high and tick == int(tick):
             x = place(tick, 0)[0]
             parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{height - 14}" text-anchor="middle">'
+                f'<text class="tick" x="{x:.1f}" y="{height - 19}" text-anchor="middle">'
                 f"{int(tick)}</text>"
             )
-    parts.append(f'<text class="tick" x="{width - right}" y="{height - 1}" text-anchor="end">step')
+    parts.append(f'<text class="tick" x="{width - right}" y="{height - 3}" text-anchor="end">step')
     parts.append("</text>")
     for number, line in enumerate(lines, start=1):
         placed = [place(x, y) for x, y in line.points if math.isfinite(y)]
@@ -143,7 +143,7 @@ def bar_chart(
     """
     if not bars:
         return ""
-    width, row, left, right = 620, 30, 190, 70
+    width, row, left, right = 560, 30, 190, 62
     height = row * len(bars) + 8
     most = max((sum(values) for _, values in bars), default=0.0) or 1.0
     drawn = []
@@ -186,7 +186,7 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
     groups = [sorted(group) for group in groups]
     if not any(groups):
         return ""
-    width, height, left, right, top, bottom = 620, 230, 58, 14, 10, 34
+    width, height, left, right, top, bottom = 460, 200, 50, 12, 12, 36
     most = max((group[-1] for group in groups if group), default=1.0)
     ticks = nice_ticks(0.0, most)
     drawn = []
@@ -208,7 +208,7 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
         x = left + slot * (index + 0.5)
         if index % every == 0:
             drawn.append(
-                f'<text class="tick" x="{x:.1f}" y="{height - 14}" text-anchor="middle">{index}'
+                f'<text class="tick" x="{x:.1f}" y="{height - 19}" text-anchor="middle">{index}'
                 "</text>"
             )
         if not group:
@@ -225,7 +225,7 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
             f"{high:.4g} {escape(unit)}</title></rect>"
         )
     drawn.append(
-        f'<text class="tick" x="{width - right}" y="{height - 1}" text-anchor="end">microbatch'
+        f'<text class="tick" x="{width - right}" y="{height - 3}" text-anchor="end">microbatch'
         "</text>"
     )
     label = f"{title}, {unit}: medians from {min(r[3] for r in rows):.4g} to "
@@ -253,9 +253,16 @@ def gantt(
         end_ms: Right end of the axis, so that several charts share it.
         unit: Of the axis.
     """
-    rows = [row for row in timeline.rows if row.action.kind.is_compute][:_MAX_BARS]
+    rows = [row for row in timeline.rows if row.action.kind.is_compute]
+    ranks = timeline.num_ranks
+    # The page stays small: of many replicas the first ranks are drawn.
+    while len(rows) > _MAX_BARS and ranks > 1:
+        ranks = (ranks + 1) // 2
+        rows = [row for row in rows if row.rank < ranks]
+    if ranks < timeline.num_ranks:
+        title += f", first {ranks} of {timeline.num_ranks} ranks"
     width, row_height, left, right = 960, 26, 150, 12
-    height = row_height * timeline.num_ranks + 30
+    height = row_height * ranks + 30
     scale = (width - left - right) / max(end_ms, 1e-9)
     drawn = []
     for tick in nice_ticks(0.0, end_ms, 6):
@@ -266,7 +273,7 @@ def gantt(
                 f'<text class="tick" x="{x:.1f}" y="{height - 9}" text-anchor="middle">{tick:g}'
                 "</text>"
             )
-    for rank in range(timeline.num_ranks):
+    for rank in range(ranks):
         name = rank_names[rank] if rank < len(rank_names) else f"rank {rank}"
         drawn.append(f'<text x="0" y="{rank * row_height + 17}">{escape(name)}</text>')
     for row in rows:

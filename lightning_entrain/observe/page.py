@@ -39,14 +39,15 @@ figure{margin:0 0 .6rem}
 figcaption{font-weight:600;margin:0 0 .2rem}
 .scroll{overflow-x:auto}
 :focus-visible{outline:3px solid var(--one);outline-offset:2px}
-svg{display:block;width:100%;height:auto}
-svg.wide{min-width:40rem}
+svg{display:block;width:100%;max-width:38rem;height:auto}
+svg.wide{min-width:40rem;max-width:none}
 svg text{fill:var(--ink);font:13px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 svg .tick{fill:var(--soft);font-size:12px}
 .axis{stroke:var(--line);stroke-width:1}
 .grid{stroke:var(--grid);stroke-width:1}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
-.s1{stroke:var(--one)}.s2{stroke:var(--two);stroke-dasharray:6 4}.s3{stroke:var(--three)}
+.s1{stroke:var(--one)}.s2{stroke:var(--two);stroke-dasharray:6 4}
+.s3{stroke:var(--three);stroke-dasharray:2 3}
 .f1{fill:var(--one)}.f2{fill:var(--two)}.f3{fill:var(--three)}.f4{fill:var(--four)}
 .fw{fill:var(--wait)}
 .key{display:inline-flex;flex-wrap:wrap;gap:.2rem 1rem;margin:.1rem 0 .4rem;padding:0;

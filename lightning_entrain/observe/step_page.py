@@ -11,8 +11,8 @@ from lightning_entrain.observe.step_trace import StepTrace, stage_name
 from lightning_entrain.observe.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Placement
 
-MAX_DRAWN = 1200
-"""Actions of a timeline above which only the slowest replica is drawn."""
+IDLE_PARTS = ("compute", "fill and drain", "imbalance", "communication")
+"""Where a rank's time goes, in the order of the charts."""
 
 
 def timeline_page(
@@ -26,26 +26,28 @@ def timeline_page(
 
 
 def timeline_figures(trace: StepTrace, predicted: Sequence[Timeline]) -> str:
+    """Measured and simulated timelines of a trace; see :func:`timeline_charts`."""
+    simulated = Timeline.side_by_side(predicted) if predicted else None
+    return timeline_charts(trace.timeline, simulated, rank_names(trace))
+
+
+def timeline_charts(measured: Timeline, simulated: Timeline | None, names: Sequence[str]) -> str:
     """Measured and simulated timelines above each other, on one axis.
 
     Simulated time is stretched so that all ranks together compute as long as was measured: costs on
     a CPU are nominal, and what is compared is the shape.
+
+    Args:
+        measured: All ranks.
+        simulated: The same in simulated time, if it is known.
+        names: What each rank holds.
     """
-    shown, number = trace.timeline, None
-    names = rank_names(trace)
-    if len(shown.rows) > MAX_DRAWN and len(trace.replicas) > 1:
-        number = max(range(len(trace.replicas)), key=lambda r: _end(trace.replicas[r].timeline))
-        shown = trace.replicas[number].timeline
-        names = names[: shown.num_ranks]
-    simulated = None
-    if predicted:
-        simulated = Timeline.side_by_side(predicted) if number is None else predicted[number]
-        simulated = _stretched(simulated, shown)
-    end_ms = max(_end(shown), _end(simulated) if simulated is not None else 0.0)
-    suffix = "" if number is None else f", replica {number}"
-    figures = kind_key(shown) + gantt(f"Measured{suffix}", shown, names, end_ms=end_ms)
     if simulated is not None:
-        figures += gantt(f"Simulated{suffix}", simulated, names, end_ms=end_ms)
+        simulated = _stretched(simulated, measured)
+    end_ms = max(_end(measured), _end(simulated) if simulated is not None else 0.0)
+    figures = kind_key(measured) + gantt("Measured", measured, names, end_ms=end_ms)
+    if simulated is not None:
+        figures += gantt("Simulated", simulated, names, end_ms=end_ms)
     return figures
 
 
@@ -58,8 +60,7 @@ def idle_figure(idle: StepIdle, names: Sequence[str]) -> str:
         )
         for name, rank in zip(names, idle.ranks, strict=True)
     ]
-    parts = ("compute", "fill and drain", "imbalance", "communication")
-    return bar_chart("Time of each rank", bars, parts, unit="ms")
+    return bar_chart("Time of each rank", bars, IDLE_PARTS, unit="ms")
 
 
 def rank_names(trace: StepTrace) -> list[str]:

@@ -76,11 +76,14 @@ class RankRecord:
     planning_ms: float
 
 
-def rank_record(strategy: Any) -> RankRecord | None:
-    """This rank's record of the last step, from an :class:`EntrainStrategy`; None before it."""
-    plan, recorder = strategy.last_step_plan, strategy.last_recorder
-    if plan is None or recorder is None or not plan.train:
-        return None
+def rank_record(strategy: Any, plan: Any, recorder: Any) -> RankRecord:
+    """This rank's record of a training step.
+
+    Args:
+        strategy: An :class:`EntrainStrategy`.
+        plan: The step's plan.
+        recorder: When its actions ran.
+    """
     replica, rank = strategy.layout.split(strategy.global_rank)
     return RankRecord(
         replica=replica,
@@ -92,12 +95,10 @@ def rank_record(strategy: Any) -> RankRecord | None:
     )
 
 
-def gather_trace(strategy: Any) -> StepTrace | None:
-    """The last step of all ranks, on rank 0; None on the others. All ranks call it together."""
-    records = strategy.gather_on_rank_zero(rank_record(strategy))
-    if records is None or any(record is None for record in records):
-        return None
-    return join_records(records)
+def gather_trace(strategy: Any, record: RankRecord) -> StepTrace | None:
+    """A step of all ranks, on rank 0; None on the others. All ranks call it together."""
+    records = strategy.gather_on_rank_zero(record)
+    return None if records is None else join_records(records)
 
 
 def compute_only(schedule: Schedule) -> Schedule:

@@ -1,0 +1,244 @@
+"""The report of a run as one HTML page, and the comparison of several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from html import escape
+
+from lightning_entrain.observe.charts import Line, bar_chart, line_chart, range_chart
+from lightning_entrain.observe.page import page, section, table, tiles
+from lightning_entrain.observe.run_record import RunRecord
+from lightning_entrain.observe.step_page import IDLE_PARTS, timeline_charts
+
+OWN = "this run"
+_MODULE_NAMES = {"encoder": "encoder", "llm": "LLM"}
+
+
+def run_page(record: RunRecord) -> str:
+    """The report of one run."""
+    parts = (_advice, _progress, _variability, _loads, _timeline, _policies, _rest)
+    body = tiles(_headline(record)) + "".join(part(record) for part in parts)
+    subtitle = f"{record.status}, {record.num_steps} steps"
+    if record.layout:
+        subtitle += f"; {record.layout}"
+    return page(record.name or "Run", subtitle, body)
+
+
+def _headline(record: RunRecord) -> list[tuple[str, str]]:
+    entries = []
+    loss = record.last("train/loss")
+    if loss is not None:
+        entries.append((f"{loss:.4g}", "last training loss"))
+    for module, name in _MODULE_NAMES.items():
+        cv, fixed = (record.mean(f"variability/{part}{module}_cv") for part in ("", "fixed_"))
+        if cv is not None:
+            text = f"spread of {name} microbatches (std / mean)"
+            if fixed is not None:
+                text += f"; {fixed:.1%} in sampler order"
+            entries.append((f"{cv:.1%}", text))
+    bubble = record.mean("pipeline/bubble_ratio")
+    if bubble is not None:
+        entries.append((f"{bubble:.0%}", "bubble: share of the ranks' time without compute"))
+    gain = gain_over_fixed(record)
+    if gain is not None:
+        entries.append((f"{gain:+.0%}", "steps per second against sampler order, simulated"))
+    tokens = record.last("throughput/tokens_per_sec")
+    if tokens is not None:
+        entries.append((f"{tokens:,.0f}", "tokens per second"))
+    return entries
+
+
+def gain_over_fixed(record: RunRecord) -> float | None:
+    """Simulated speed of the run over that of policy `fixed` on the same batches, minus 1."""
+    own, fixed = record.policies.get(OWN), record.policies.get("fixed")
+    if own is None or fixed is None or own["step_ms"] <= 0:
+        return None
+    return fixed["step_ms"] / own["step_ms"] - 1
+
+
+def _advice(record: RunRecord) -> str:
+    if not record.advice:
+        return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in record.advice)
+    return section("What would help", f'<ol class="advice">{items}</ol>')
+
+
+def _progress(record: RunRecord) -> str:
+    lines = [
+        Line(name, record.series[key])
+        for key, name in (("train/loss", "training"), ("val/loss", "validation"))
+        if record.series.get(key)
+    ]
+    charts = line_chart("Loss", lines, unit="")
+    rate = record.series.get("throughput/tokens_per_sec", [])
+    charts += line_chart("Tokens per second", [Line("all ranks", rate)], unit="")
+    return section("Progress", f'<div class="pair">{charts}</div>') if charts else ""
+
+
+def _variability(record: RunRecord) -> str:
+    charts = ""
+    for module, name in _MODULE_NAMES.items():
+        lines = [
+            Line(label, record.series.get(f"variability/{part}{module}_cv", []))
+            for label, part in (("this run", ""), ("fixed", "fixed_"))
+        ]
+        measured = record.series.get(f"variability/{module}_measured_cv", [])
+        lines.append(Line("measured", measured))
+        lines = [line for line in lines if line.points]
+        charts += line_chart(f"Spread of {name} microbatches", lines, unit="", percent=True)
+    if not charts:
+        return ""
+    note = (
+        "Standard deviation over mean of the microbatches' loads, as predicted for this run and "
+        "for policy fixed (sampler order) on the same batches, and as measured."
+    )
+    return section("Variability", f'<div class="pair">{charts}</div>', note=note)
+
+
+def _loads(record: RunRecord) -> str:
+    charts = "".join(
+        range_chart(f"{name} microbatches", record.loads[module], unit=record.load_unit)
+        for module, name in (("encoder", "Encoder"), ("llm", "LLM"))
+        if record.loads.get(module)
+    )
+    if not charts:
+        return ""
+    note = "Load of each microbatch over the steps: range, middle half, median."
+    return section("Load per microbatch", f'<div class="pair">{charts}</div>', note=note)
+
+
+def _timeline(record: RunRecord) -> str:
+    if record.measured is None:
+        return ""
+    charts = timeline_charts(record.measured, record.simulated, record.rank_names)
+    bars = [
+        (name, [float(value) for value in values])
+        for name, values in zip(record.rank_names, record.idle, strict=False)
+    ]
+    charts += bar_chart("Time of each rank", bars, IDLE_PARTS, unit="ms")
+    note = (
+        f"Step {record.timeline_step}, schedule {record.schedule}. Simulated time is stretched to "
+        "the same compute time; gaps are idle."
+    )
+    return section("Timeline", charts, note=note)
+
+
+def _policies(record: RunRecord) -> str:
+    if not record.policies:
+        return ""
+    bars = [(name, [values["step_ms"]]) for name, values in record.policies.items()]
+    rows = [
+        (
+            name,
+            round(values["step_ms"], 3),
+            f"{values['encoder_cv']:.1%}",
+            f"{values['llm_cv']:.1%}",
+        )
+        for name, values in record.policies.items()
+    ]
+    body = bar_chart("Step of the slowest replica", bars, ["simulated"], unit="ms") + table(
+        ["policy", "step, ms", "encoder spread", "LLM spread"], rows, label="Policies compared"
+    )
+    note = (
+        f"{record.num_compared} of the batches that were trained, under other policies on the same "
+        "stages, by simulation with the cost model's times."
+    )
+    return section("What other policies would have cost", body, note=note)
+
+
+def _rest(record: RunRecord) -> str:
+    text = ""
+    if record.memory_gib:
+        bars = [
+            (record.rank_names[r] if r < len(record.rank_names) else f"rank {r}", [peak])
+            for r, peak in enumerate(record.memory_gib)
+        ]
+        body = bar_chart("Peak memory", bars, ["peak"], unit="GiB")
+        if record.predicted_memory_gib:
+            most = max(record.predicted_memory_gib)
+            body += f"<p>The plan predicts {most:.3g} GiB for its largest stage.</p>"
+        text += section("Memory", body)
+    if record.plan:
+        text += section("Plan", _plan_table(record))
+    if record.environment:
+        rows = sorted(record.environment.items())
+        text += section("Environment", table(["what", "value"], rows, label="Environment"))
+    return text
+
+
+def _plan_table(record: RunRecord) -> str:
+    plan = record.plan
+    stages = [
+        (
+            stage["module"],
+            f"{stage['start']}-{stage['stop'] - 1}",
+            round(stage["forward_ms"], 3),
+            round(stage["backward_ms"], 3),
+            round(stage["state_gib"] + stage["activation_gib"] + stage["buffer_gib"], 4),
+        )
+        for stage in plan.get("stages", ())
+    ]
+    text = ""
+    if stages:
+        headings = ["module", "layers", "forward, ms", "backward, ms", "memory, GiB"]
+        text = table(headings, stages, label="Stages of the plan")
+    plain = [
+        (key, json.dumps(value) if isinstance(value, (list, dict)) else value)
+        for key, value in plan.items()
+        if key != "stages" and value not in (None, "", [], {})
+    ]
+    return text + table(["field", "value"], plain, label="All fields of the plan", folded=True)
+
+
+def compare_page(records: Sequence[RunRecord]) -> str:
+    """Several runs side by side; the first three have lines."""
+    names = distinct_names(records)
+    measures: list[tuple[str, Callable[[RunRecord], float | None]]] = [
+        ("last training loss", lambda r: r.last("train/loss")),
+        ("encoder spread", lambda r: r.mean("variability/encoder_cv")),
+        ("LLM spread", lambda r: r.mean("variability/llm_cv")),
+        ("bubble", lambda r: r.mean("pipeline/bubble_ratio")),
+        ("step, ms", lambda r: r.mean("pipeline/step_ms")),
+        ("tokens/s", lambda r: r.mean("throughput/tokens_per_sec")),
+    ]
+    known = [entry for entry in measures if any(entry[1](r) is not None for r in records)]
+    rows = [
+        (name, record.policy, *(_number(measure(record)) for _, measure in known))
+        for name, record in zip(names, records, strict=True)
+    ]
+    body = section(
+        "Runs",
+        table(["run", "policy", *(name for name, _ in known)], rows, label="Runs compared"),
+        note="Means over the steps, but for the loss.",
+    )
+    charts = ""
+    for title, key, percent in (
+        ("Training loss", "train/loss", False),
+        ("Spread of encoder microbatches", "variability/encoder_cv", True),
+        ("Spread of LLM microbatches", "variability/llm_cv", True),
+        ("Bubble", "pipeline/bubble_ratio", True),
+        ("Tokens per second", "throughput/tokens_per_sec", False),
+    ):
+        lines = [
+            Line(name, record.series.get(key, []))
+            for name, record in zip(names[:3], records[:3], strict=True)
+        ]
+        charts += line_chart(title, lines, unit="", percent=percent)
+    body += section("Over the steps", f'<div class="pair">{charts}</div>')
+    return page("Runs compared", ", ".join(names), body)
+
+
+def distinct_names(records: Sequence[RunRecord]) -> list[str]:
+    """Names of runs; equal ones are numbered."""
+    names: list[str] = []
+    for record in records:
+        name, number = record.name or "run", 2
+        while name in names:
+            name, number = f"{record.name or 'run'} ({number})", number + 1
+        names.append(name)
+    return names
+
+
+def _number(value: float | None) -> float | str:
+    return "" if value is None else value

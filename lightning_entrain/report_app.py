@@ -1,0 +1,75 @@
+"""The app `entrain-report`: the report of a run again, or of several runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_entrain.errors import DataError, EntrainError
+from lightning_entrain.observe.run_files import read_run
+from lightning_entrain.observe.run_page import compare_page, run_page
+from lightning_entrain.observe.run_record import REPORT_FILE
+
+COMPARISON_FILE = "comparison.html"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `entrain-report`."""
+    parser = argparse.ArgumentParser(
+        prog="entrain-report",
+        description="Writes the report of a run from its logged files, or compares several runs.",
+        epilog="Examples: entrain-report outputs/2026-01-01/12-00-00;  "
+        "entrain-report multirun/2026-01-01/12-00-00/*",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, or its run_record.json, metrics.csv, .wandb or TensorBoard file",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help=f"page to write; default {REPORT_FILE} in the run's folder, or {COMPARISON_FILE} here",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        print(write_report(options.runs, options.output))
+    except EntrainError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def write_report(runs: Sequence[Path], output: Path | None = None) -> Path:
+    """Write the page of one run, or of several.
+
+    Args:
+        runs: Folders or files.
+        output: Where to; None chooses.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        DataError: If a run cannot be read, or the page cannot be written.
+    """
+    records = [read_run(path) for path in runs]
+    if len(records) == 1:
+        folder = runs[0] if runs[0].is_dir() else runs[0].parent
+        output, text = output or folder / REPORT_FILE, run_page(records[0])
+    else:
+        output, text = output or Path(COMPARISON_FILE), compare_page(records)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(
+            f"{output} cannot be written ({error.strerror})", remedy="pass --output PATH"
+        ) from error
+    return output
+
+
+if __name__ == "__main__":
+    main()
