@@ -108,10 +108,15 @@ def sync_folder(folder: Path) -> None:
 
 def save_synced(value: Any, path: Path) -> None:
     """``torch.save`` to a new file, down to the disk."""
-    with path.open("wb") as file:
-        torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides it behind its own
+            raise error.__context__ from None
+        raise
 
 
 class EntrainCheckpointIO(TorchCheckpointIO):

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from lightning_entrain.checkpoint import random_state
 from lightning_entrain.checkpoint.files import EntrainCheckpointIO, existing, local_path
 from lightning_entrain.checkpoint.gather import TensorGather
+from lightning_entrain.checkpoint.loops import mend_epoch_end
 from lightning_entrain.checkpoint.model_record import model_record
 from lightning_entrain.checkpoint.optimizer_state import (
     OptimizerLayout,
@@ -289,6 +290,7 @@ class CheckpointingStrategy(RankStrategy):
         else:
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         if fitting:
+            mend_epoch_end(checkpoint)
             states = checkpoint.get(RECORD, {}).get("random")
             self._random_state = random_state.of_rank(states, self.global_rank, self.world_size)
         return checkpoint
