@@ -216,6 +216,19 @@ class EntrainStrategyConf:
         "Order of forward and backward passes; auto simulates all for every step.",
         choices=("auto", "1f1b", "1f1b_split", "1f1b_eager", "zero_bubble"),
     )
+    checkpoint: str = option(
+        "consolidated",
+        "One file, as of one process, or a folder to which each process writes its part.",
+        choices=("consolidated", "sharded"),
+    )
+    async_checkpoint: bool = option(False, "Write checkpoints while training goes on.")
+    full_precision_gradients: bool = option(
+        True, "Add up a step's gradients of bf16-true parameters in float32."
+    )
+    compile: bool = option(
+        False, "Compile MLPs, norms and projectors; leaves out schedules that split backward."
+    )
+    compile_backend: str = option("inductor", "Backend of torch.compile.")
     timeout_seconds: float = option(
         600.0, "Longest wait for another process, seconds, before the job ends.", above=0
     )

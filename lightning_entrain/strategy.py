@@ -46,7 +46,7 @@ from lightning_entrain.runtime.launcher import EntrainLauncher, check_not_intera
 from lightning_entrain.runtime.partition import ModelPartition, find_model
 from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.run_plan import RunPlan
-from lightning_entrain.runtime.signals import REQUEUE
+from lightning_entrain.runtime.signals import EXIT_CODE, REQUEUE
 from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
 from lightning_entrain.runtime.ties import TiedCopies, create_tie_groups
 
@@ -82,6 +82,12 @@ class EntrainStrategy(CheckpointingStrategy):
         checkpoint: ``"consolidated"`` writes the file that a single-device run would write,
             ``"sharded"`` a folder to which each rank writes its part; every layout reads both.
         async_checkpoint: Write checkpoints in the background, from a copy in host memory.
+        full_precision_gradients: Add up the gradients of low-precision parameters (bf16-true) in
+            float32 within a step; False does so in their own type, which saves memory and loses
+            small contributions.
+        compile: Compile MLPs, norms and projectors with torch.compile, for any number of rows.
+            Not with schedules that split B into I and W.
+        compile_backend: Backend of torch.compile.
         timeout_seconds: How long a message or collective may take before the job ends.
         stop_seconds: How long a rank may take to finish its step and save after SIGTERM.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
@@ -106,6 +112,9 @@ class EntrainStrategy(CheckpointingStrategy):
         schedule: str = "auto",
         checkpoint: str = "consolidated",
         async_checkpoint: bool = False,
+        full_precision_gradients: bool = True,
+        compile: bool = False,
+        compile_backend: str = "inductor",
         timeout_seconds: float = 600.0,
         stop_seconds: float = 60.0,
         process_group_backend: str | None = None,
@@ -130,7 +139,12 @@ class EntrainStrategy(CheckpointingStrategy):
         wish = LayoutRequest(
             world_size=1, replicas=replicas, encoder_stages=encoder_stages, llm_stages=llm_stages
         )
-        self._run_plan = RunPlan(wish, None if plan is None else read_plan(plan), schedule)
+        given = None if plan is None else read_plan(plan)
+        self._run_plan = RunPlan(wish, given, schedule, may_split=not compile)
+        self._engine_options: dict[str, Any] = {
+            "full_precision_gradients": full_precision_gradients,
+            "compile_backend": compile_backend if compile else None,
+        }
         self._groups = PipelineGroups()
         self._optimizer_layouts: list[OptimizerLayout] = []
         self._engine: PipelineEngine | None = None
@@ -339,6 +353,7 @@ class EntrainStrategy(CheckpointingStrategy):
             planner=planner,
             stop_request=self._stop_request,
             tied=self._tied,
+            **self._engine_options,
             sum_at_backward=not self.lightning_module.automatic_optimization,
         )
         self._partition.model.attach_engine(self._engine)
@@ -450,12 +465,6 @@ class EntrainStrategy(CheckpointingStrategy):
         trainer = self.lightning_module.trainer
         assert self._engine is not None
         self._write_at_once()
-        epochs = trainer.fit_loop.epoch_progress
-        if trainer.training and 0 < epochs.total.processed == epochs.total.completed:
-            # Lightning goes on correctly from what it saves in the hooks of an epoch's end, but
-            # counts an epoch twice that was saved as completed.
-            epochs.total.completed -= 1
-            epochs.current.completed -= 1
         if self._engine.stop_agreed == REQUEUE:
             handle = trainer._signal_connector._slurm_sigusr_handler_fn
             handle(signal.SIGUSR1, None)  # type: ignore[arg-type]
@@ -478,6 +487,7 @@ class EntrainStrategy(CheckpointingStrategy):
         stopped = self._engine is not None and self._engine.stop_agreed
         if stopped and isinstance(exception, SIGTERMException):
             self._save_and_leave()
+            exception.code = EXIT_CODE
         super().on_exception(exception)
 
     def teardown(self) -> None:

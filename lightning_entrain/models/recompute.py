@@ -17,7 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.protocol import PipelineModule
 
-_ATTENTION = ("self_attn", "attn", "attention", "self_attention")
+ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
+"""What layers call their attention."""
+
 _MLP = ("mlp", "feed_forward", "ffn")
 _EVERY = re.compile(r"every_([1-9]\d*)")
 
@@ -92,7 +94,7 @@ def recompute_layers(module: PipelineModule, what: str) -> None:
     for name in module.layer_names()[::step]:
         layer = module.get_submodule(name)
         if what in ("attention", "mlp"):
-            layer = _child(layer, name, _ATTENTION if what == "attention" else _MLP)
+            layer = _child(layer, name, ATTENTION_NAMES if what == "attention" else _MLP)
         layer.forward = Recomputed(layer.forward)
 
 

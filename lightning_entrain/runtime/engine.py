@@ -15,6 +15,7 @@ from lightning_entrain.errors import ConfigError, RuntimeMismatchError
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.runtime.accumulate import GradientAccumulator
+from lightning_entrain.runtime.compiled import CompiledLayers
 from lightning_entrain.runtime.executor import Executor
 from lightning_entrain.runtime.gradients import sum_over_replicas
 from lightning_entrain.runtime.groups import PipelineGroups
@@ -48,6 +49,7 @@ class PipelineEngine:
         sum_at_backward: Sum gradients over replicas in every backward; otherwise whoever calls
             the engine does so, once per optimizer step.
         tied: Copies of parameters that are tied to another rank's.
+        compile_backend: Of torch.compile for this rank's layers; None leaves them as they are.
 
     Attributes:
         stop_agreed: What all ranks know of such wishes since the last step; 0 for none.
@@ -69,6 +71,7 @@ class PipelineEngine:
         stop_request: StopRequest | None = None,
         sum_at_backward: bool = False,
         tied: TiedCopies | None = None,
+        compile_backend: str | None = None,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -81,7 +84,10 @@ class PipelineEngine:
         self._accumulator = GradientAccumulator(
             self._parameters, full_precision=full_precision_gradients
         )
-        self._weight_store = WeightStore(model.modules(), self._accumulator)
+        self._compiled = CompiledLayers(model, compile_backend) if compile_backend else None
+        # Compiled layers cannot leave weight gradients for later: W finds nothing to do then.
+        layers = model.modules() if self._compiled is None else ()
+        self._weight_store = WeightStore(layers, self._accumulator)
         self._executor = Executor(
             model,
             layout,
@@ -140,6 +146,8 @@ class PipelineEngine:
     def close(self) -> None:
         """Give the model back as it was."""
         self._weight_store.remove()
+        if self._compiled is not None:
+            self._compiled.remove()
         self._accumulator.remove()
 
     def _plan_of(self, batch: PlannedBatch, *, train: bool) -> StepPlan:

@@ -35,6 +35,7 @@ class RunPlan:
         wish: Replicas and stages the user asked for.
         given: A plan that the user gave, or None.
         schedule: Name of the training schedule.
+        may_split: Whether B may be split into I and W.
 
     Attributes:
         plan: The plan in force; None while the layout follows the parameters alone.
@@ -42,11 +43,19 @@ class RunPlan:
         partition: The model in stages; None until there is a model.
     """
 
-    def __init__(self, wish: LayoutRequest, given: ParallelPlan | None, schedule: str) -> None:
+    def __init__(
+        self,
+        wish: LayoutRequest,
+        given: ParallelPlan | None,
+        schedule: str,
+        *,
+        may_split: bool = True,
+    ) -> None:
         wish.check_values()
         self.wish = wish if given is None else _merge(wish, given)
         self.given = given
-        self.schedule = check_schedule(schedule)
+        self.schedule = check_schedule(schedule, may_split=may_split)
+        self.may_split = may_split
         self.plan = given
         self.workload: Workload | None = None
         self.partition: ModelPartition | None = None
@@ -149,6 +158,7 @@ class RunPlan:
             dtype=dtype,
             stage_shares=self._stage_shares,
             stage_factors=trained.factors,
+            may_split=self.may_split,
         )
 
     def announce(self, loggers: Sequence[Any], global_batch_size: int | None) -> None:

@@ -46,12 +46,26 @@ SCHEDULES: dict[str, Builder] = {
 section 5.3); and zero bubble with backward split into I and W (ZB-H1, Qi et al., ICLR 2024)."""
 
 
-def check_schedule(name: str) -> str:
+SPLIT = frozenset({"zero_bubble"})
+"""Schedules that split B into I and W."""
+
+
+def check_schedule(name: str, *, may_split: bool = True) -> str:
     """The name, if there is such a schedule.
 
+    Args:
+        name: Name of a schedule.
+        may_split: Whether B may be split into I and W.
+
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is none, or it splits B where that may not be.
     """
+    if name in SPLIT and not may_split:
+        raise ConfigError(
+            f"schedule is {name!r} with compile=True",
+            limit="compiled layers compute the gradients of inputs and weights together",
+            remedy="set compile=False, or schedule='auto', which then leaves such schedules out",
+        )
     if name != AUTO and name not in SCHEDULES:
         raise ConfigError(f"schedule is {name!r}", limit=f"one of {', '.join((AUTO, *SCHEDULES))}")
     return name

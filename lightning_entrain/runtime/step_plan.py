@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lightning_entrain.assign.types import Assignment
 from lightning_entrain.runtime.schedules import AUTO, SCHEDULES
-from lightning_entrain.schedule.choose import choose_schedule
+from lightning_entrain.schedule.choose import FAMILIES, choose_schedule
 from lightning_entrain.schedule.lower import Program, lower
 from lightning_entrain.schedule.one_f_one_b import build_forward_only
 from lightning_entrain.schedule.predict import replica_step
@@ -53,6 +53,7 @@ class StepPlanner:
         dtype: Name of the type of boundary tensors.
         stage_shares: Part of its module's work that each stage does; None if unknown.
         stage_factors: Parts of a stage's work that F, I and W do.
+        may_split: Whether ``"auto"`` may split B into I and W.
         num_steps: Effort of the search of ``"auto"``.
     """
 
@@ -63,6 +64,7 @@ class StepPlanner:
     dtype: str
     stage_shares: tuple[float, ...] | None = None
     stage_factors: tuple[tuple[float, float, float], ...] | None = None
+    may_split: bool = True
     num_steps: int = 300
 
     def __call__(
@@ -117,7 +119,12 @@ class StepPlanner:
             stage_factors=self.stage_factors,
         )
         choice = choose_schedule(
-            self.placement, rows, costs, may_reorder=False, num_steps=self.num_steps
+            self.placement,
+            rows,
+            costs,
+            families=FAMILIES if self.may_split else ("1f1b",),
+            may_reorder=False,
+            num_steps=self.num_steps,
         )
         return choice.tuned.schedule, choice.simulation.iteration_ms
 
