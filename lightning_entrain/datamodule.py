@@ -264,6 +264,10 @@ class EntrainDataModule(pl.LightningDataModule):
         """Global batches for testing, the incomplete last one included."""
         return self._loader("test") if self.part("test") else []
 
+    def predict_dataloader(self) -> PlannedLoader | list[Any]:
+        """The samples for testing; those for validation where there are none for testing."""
+        return self.test_dataloader() if self.part("test") else self.val_dataloader()
+
     def state_dict(self) -> dict[str, Any]:
         """What the data is; where training stands is in the loader's state."""
         return {"source": self.source.fingerprint(), "tokenizer": self.tokenizer.fingerprint()}

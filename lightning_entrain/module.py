@@ -96,6 +96,28 @@ class EntrainLightningModule(pl.LightningModule):
         """Loss of one global batch, without training."""
         return self._loss("test", batch)
 
+    def predict_step(self, batch: PlannedBatch, batch_idx: int) -> dict[str, Tensor]:
+        """Numbers of one global batch, equal on all ranks: nothing per token leaves the pipeline.
+
+        Returns:
+            ``loss``, the mean over label tokens; ``num_label_tokens``; ``sample_indices``
+            ``[samples]``, which samples of the dataset they are of; and the sums of the model's
+            ``scalars`` by name.
+        """
+        return {
+            "loss": self(batch),
+            "num_label_tokens": torch.tensor(batch.num_label_tokens),
+            "sample_indices": torch.tensor(batch.sample_indices),
+            **self.model.scalars_out,
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note what the model is, so that `entrain-export` can build it."""
+        from lightning_entrain.checkpoint.model_record import model_record
+        from lightning_entrain.checkpoint.sharded import RECORD
+
+        checkpoint.setdefault(RECORD, {})["model"] = model_record(self)
+
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Optimizer, and a schedule that moves with every optimizer step."""
         options = self.hparams

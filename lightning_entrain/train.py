@@ -176,6 +176,7 @@ def build_trainer(
     from lightning.pytorch.callbacks import ProgressBar
 
     from lightning_entrain.callbacks.progress import progress_callback
+    from lightning_entrain.checkpoint.files import EntrainCheckpointIO
 
     node: dict[str, Any] = {
         str(name): OmegaConf.to_container(value, resolve=True) if name == "extra" else value
@@ -187,10 +188,11 @@ def build_trainer(
         progress = progress_callback()
         callbacks.append(progress)
         node["enable_progress_bar"] = isinstance(progress, ProgressBar)
+    strategy = instantiate(config.strategy)
     options: dict[str, Any] = {
         **node,
         "devices": devices,
-        "strategy": instantiate(config.strategy),
+        "strategy": strategy,
         "logger": _instantiate_all(config.logger) or False,
         "callbacks": callbacks,
         "default_root_dir": str(config.run_dir),
@@ -199,6 +201,7 @@ def build_trainer(
         "use_distributed_sampler": False,
         "num_sanity_val_steps": 0,
         "check_val_every_n_epoch": None if node["val_check_interval"] else 1,
+        "plugins": [EntrainCheckpointIO()] if strategy == "auto" else None,
         **extra,
     }
     return pl.Trainer(**options)

@@ -158,7 +158,7 @@ class CheckpointingStrategy(RankStrategy):
                 the background, could not be written on one of them.
         """
         self._finish_writing()
-        checkpoint[RECORD] = self._record(checkpoint)
+        checkpoint[RECORD] = {**checkpoint.get(RECORD, {}), **self._record(checkpoint)}
         background = self._asynchronous and self._training()
         if background:
             checkpoint = self._snapshot(checkpoint)
