@@ -1,13 +1,12 @@
 """What the policies gain, on which plans, and how long it takes to find out.
 
     python benchmarks/simulation.py throughput  # the best over disttrain, on three plans
-    python benchmarks/simulation.py spread      # std of forward times, beside the paper's Table 3
     python benchmarks/simulation.py head        # a head split by vocabulary over two ranks
     python benchmarks/simulation.py cluster     # the same with the cost model and transfers
     python benchmarks/simulation.py objective   # plans chosen by simulation
     python benchmarks/simulation.py speed       # time of a comparison
 
-Setting of the first three: the paper's eight (dataset, model) pairs, 64 A40 as 4 replicas of 8
+Setting of the first two: the paper's eight (dataset, model) pairs, 64 A40 as 4 replicas of 8
 stages, tensor parallelism 2, global batch 512, costs by FLOPs of whole layers, backward = 2 x
 forward, no transfers, mean over batches. `benchmarks/schedule.py` has the schedules' own numbers.
 """
@@ -38,20 +37,6 @@ MODELS = ("1b", "3b")
 # Encoder:LLM stages of the paper (section 6), in the order of DATASETS.
 DISTTRAIN = {"1b": ("4:4", "5:3", "5:3", "4:4"), "3b": ("5:3", "4:4", "4:4", "4:4")}
 ENTRAIN = {"1b": ("5:3", "4:4", "5:3", "5:3"), "3b": ("4:4", "3:5", "4:4", "3:5")}
-# Std of a microbatch's forward time in ms (Table 3): DistTrain, DIP, Entrain.
-VISION_STD = (
-    (208.07, 102.13, 19.60),
-    (17.98, 14.82, 8.11),
-    (61.34, 73.42, 15.23),
-    (22.82, 28.79, 22.11),
-)
-LLM_STD = {
-    ("1b", "synthchartnet"): (77.92, 37.45, 18.79),
-    ("3b", "synthchartnet"): (164.55, 84.36, 40.24),
-    ("3b", "llava150k"): (32.92, 33.27, 31.66),
-    ("3b", "chartqa"): (35.44, 40.56, 25.72),
-    ("3b", "cocoqa"): (5.37, 7.77, 5.52),
-}
 
 
 def composed(name, *overrides):
@@ -124,36 +109,6 @@ def throughput(num_batches, *overrides):
     for name, values in zip(names, zip(*found, strict=True), strict=True):
         mean, least, most = statistics.fmean(values), min(values), max(values)
         print(f"{name}: mean {mean:.2f}, least {least:.2f}, most {most:.2f}")
-
-
-def spread(num_batches):
-    """Ratios of std; the paper's milliseconds are of whole A40s, ours of FLOPs."""
-    header(
-        "model, data",
-        "module",
-        "disttrain, ms",
-        "dip",
-        "entrain",
-        "joint",
-        "disttrain : entrain",
-        "paper",
-        "disttrain : joint",
-    )
-    for model, index, data in pairs():
-        found = simulate(
-            data, model, f"num_batches={num_batches}", "policies=[disttrain,dip,entrain,joint]"
-        )
-        for module in ("encoder", "llm"):
-            std = [getattr(result, module).std for result in found.results]
-            paper = VISION_STD[index] if module == "encoder" else LLM_STD.get((model, data))
-            row(
-                f"{model} {data}",
-                module,
-                *(f"{value:.2f}" for value in std),
-                f"{std[0] / std[2]:.1f}",
-                f"{paper[0] / paper[2]:.1f}" if paper else "misprinted",
-                f"{std[0] / std[3]:.1f}",
-            )
 
 
 def split_head(setting, shared):
@@ -315,7 +270,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parts = {
         "throughput": throughput,
-        "spread": spread,
         "head": head,
         "cluster": cluster,
         "objective": lambda _: objective(),

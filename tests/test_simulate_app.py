@@ -1,11 +1,13 @@
 """The app entrain-simulate."""
 
+import importlib.util
 import io
 import itertools
 import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,3 +271,22 @@ def test_plans_can_be_chosen_by_simulation():
     }
     # The paper's formula and the simulation agree on the scale.
     assert times[0] == pytest.approx(best.plan.iteration_ms, rel=0.3)
+
+
+def test_the_papers_tables_can_be_made(tmp_path, capsys):
+    path = Path(__file__).parents[1] / "examples" / "reproduce_paper.py"
+    spec = importlib.util.spec_from_file_location("reproduce_paper", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(["--quick", "--output", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert text.count("\n## ") + text.startswith("## ") == len(module.PARTS)
+    assert "| 1b chartqa | 256 | 11:5 | 10:6 |" in text
+    assert "61.34 / 73.42 / 15.23" in text
+    assert (tmp_path / "1b_chartqa" / "report.html").is_file()
+    # Every row of a table has as many cells as its head.
+    widths = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+    heads = [line.count("|") for line in text.splitlines() if line.startswith("| ---")]
+    assert set(widths) == set(heads)
+    with pytest.raises(SystemExit):
+        module.main(["tables"])
