@@ -54,18 +54,17 @@ def partial_path(path: Path) -> Path:
 
 def replace_path(partial: Path, path: Path) -> None:
     """Give a finished file or folder its name in one step, then remove what had it before."""
+    former = _hidden(path, "former")
     if not os.path.lexists(path) or not (path.is_dir() or partial.is_dir()):
         os.replace(partial, path)
+    elif _exchange(partial, path):
+        remove_now(partial)
     else:
-        former = _hidden(path, "former")
-        if _exchange(partial, path):
-            remove_now(partial)
-        else:
-            remove_now(former)
-            os.rename(path, former)
-            os.rename(partial, path)
-            remove_now(former)
+        remove_now(former)
+        os.rename(path, former)
+        os.rename(partial, path)
     sync_folder(path.parent)
+    remove_now(former)
 
 
 def existing(path: Path) -> Path:
