@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.dropout import count_dropout, rows_of
 from lightning_entrain.models.protocol import (
     EncoderModule,
     EncoderPacking,
@@ -97,6 +99,8 @@ class EntrainModel(nn.Module):
             ``[merged, llm.hidden_size]``. None if the encoder's epilogue already does.
         scalars: Further sums over logits and labels, by name, such as
             ``{"num_correct": num_correct}``. They run without gradients where the logits are.
+        dropout_seed: Seed of the masks of ``nn.Dropout`` layers, which are replaced by layers with
+            equal masks in every layout.
 
     Attributes:
         scalars_out: Global sums of the last forward (0-dim float64 tensors), by name.
@@ -109,6 +113,7 @@ class EntrainModel(nn.Module):
         projector: nn.Module | None = None,
         *,
         scalars: Mapping[str, ScalarFn] | None = None,
+        dropout_seed: int = 0,
     ) -> None:
         super().__init__()
         _check_columns(encoder, llm, projector)
@@ -120,6 +125,35 @@ class EntrainModel(nn.Module):
         self.scalars = dict(scalars or {})
         self.scalars_out: dict[str, Tensor] = {}
         self._engine: Callable[[PlannedBatch], Tensor] | None = None
+        self.dropout_step: Tensor | None = None
+        self.count_dropout(dropout_seed)
+
+    def count_dropout(self, seed: int) -> None:
+        """Replace ``nn.Dropout`` layers; called again after layers were added.
+
+        A model with dropout counts its training steps in the buffer ``dropout_step``, so that a
+        resumed run meets the masks of an uninterrupted one.
+
+        Args:
+            seed: Of the masks.
+        """
+        if count_dropout(self, seed) and self.dropout_step is None:
+            del self.dropout_step
+            self.register_buffer("dropout_step", torch.zeros((), dtype=torch.long))
+
+    def encoder_rows(
+        self, samples: Sequence[int], sizes: Sequence[SampleSize]
+    ) -> AbstractContextManager[Any]:
+        """Context in which dropout knows the rows of these samples in the encoder."""
+        own = [sizes[i] for i in samples]
+        patches, merged = [s.num_patches for s in own], [s.num_vision_tokens for s in own]
+        return rows_of(samples, (patches, merged), self.dropout_step)
+
+    def llm_rows(
+        self, samples: Sequence[int], sizes: Sequence[SampleSize]
+    ) -> AbstractContextManager[Any]:
+        """Context in which dropout knows the rows of these samples in the LLM."""
+        return rows_of(samples, ([sizes[i].num_tokens for i in samples],), self.dropout_step)
 
     def attach_engine(self, engine: Callable[[PlannedBatch], Tensor]) -> None:
         """Let ``engine`` answer calls of this model from now on.
@@ -203,6 +237,8 @@ class EntrainModel(nn.Module):
 
     def forward(self, batch: PlannedBatch) -> Tensor:
         """Mean loss over all label tokens of the global batch; 0 if there are none."""
+        if self.dropout_step is not None and self.training:
+            self.dropout_step += 1
         if self._engine is not None:
             return self._engine(batch)
         total: Tensor | None = None
@@ -227,25 +263,25 @@ class EntrainModel(nn.Module):
         for j, row in enumerate(replica.llm):
             encoded.pop(j - 2, None)
             if replica.encoder[j]:
-                features = self.encoder_stage(
-                    batch.pixels[r, j],
-                    batch.encoder_packing(r, j),
-                    start=0,
-                    stop=self.encoder.num_layers,
-                )
+                with self.encoder_rows(replica.encoder[j], batch.sizes):
+                    features = self.encoder_stage(
+                        batch.pixels[r, j],
+                        batch.encoder_packing(r, j),
+                        start=0,
+                        stop=self.encoder.num_layers,
+                    )
                 encoded[j] = (replica.encoder[j], features)
             if not row:
                 continue
-            yield (
-                j,
-                self.llm_stage(
+            with self.llm_rows(row, batch.sizes):
+                logits = self.llm_stage(
                     gather_features(row, tuple(encoded.values()), batch.sizes),
                     batch.llm_packing(r, j),
                     start=0,
                     stop=self.llm.num_layers,
                     input_ids=batch.input_ids[r, j],
-                ),
-            )
+                )
+            yield j, logits
 
 
 def check_label_count(found: int, announced: int) -> None:

@@ -197,25 +197,23 @@ def _floating_tables(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor
 
 
 def refuse_dropout(module: nn.Module, what: str) -> None:
-    """Raise ``ConfigError`` if ``module`` drops anything at random.
+    """Raise ``ConfigError`` if ``module`` drops anything outside ``nn.Dropout`` layers.
 
-    A dropout mask depends on how samples are grouped into rows, so two layouts of the same batch
-    could not agree. Attention dropout happens inside the attention kernel and cannot be seeded per
-    sample at all.
+    Those are replaced by layers with equal masks in every layout. Attention dropout happens inside
+    the attention kernel and cannot be seeded per sample: two layouts of a batch could not agree.
     """
     for name, rate in _dropout_rates(module):
         if rate > 0:
             raise ConfigError(
                 f"{what} has dropout {rate} in {name}",
                 limit="0, because its random masks differ between groupings of the same samples",
-                remedy="set attention_dropout and every other dropout rate to 0 in its config",
+                remedy="set attention_dropout and the like to 0 in its config; nn.Dropout layers "
+                "may stay",
             )
 
 
 def _dropout_rates(module: nn.Module) -> Iterator[tuple[str, float]]:
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.dropout._DropoutNd):
-            yield name, float(child.p)
         for attribute in ("attention_dropout", "attn_dropout", "dropout"):
             rate = getattr(child, attribute, None)
             if isinstance(rate, float):

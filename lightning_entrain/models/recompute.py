@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
 _MLP = ("mlp", "feed_forward", "ffn")
 _EVERY = re.compile(r"every_([1-9]\d*)")
 
-CONTEXTS: list[Callable[[], AbstractContextManager[Any]]] = []
-"""Called in forward; what each returns is entered again around the recomputation."""
+ContextMaker = Callable[[], AbstractContextManager[Any]]
+
+CONTEXTS: list[Callable[[], ContextMaker]] = []
+"""Called in forward; what each returns makes the context that the recomputation runs in."""
 
 
 class Recomputed:
@@ -41,7 +43,7 @@ class Recomputed:
         """Forward; under autograd its intermediate results are dropped."""
         if not torch.is_grad_enabled():
             return self.inner(*args, **kwargs)
-        again = [make() for make in CONTEXTS]
+        again = [capture() for capture in CONTEXTS]
         # Nothing here draws from torch's generators (dropout counts), so they need no copies.
         return checkpoint(
             self.inner,
@@ -54,18 +56,18 @@ class Recomputed:
 
 
 class _Entered:
-    """Several contexts as one."""
+    """Contexts as they were in forward, entered together; as often as wanted."""
 
-    def __init__(self, contexts: list[AbstractContextManager[Any]]) -> None:
-        self._contexts = contexts
+    def __init__(self, makers: list[ContextMaker]) -> None:
+        self._makers = makers
+        self._stack = ExitStack()
 
     def __enter__(self) -> None:
-        for context in self._contexts:
-            context.__enter__()
+        for make in self._makers:
+            self._stack.enter_context(make())
 
     def __exit__(self, *error: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*error)
+        self._stack.close()
 
 
 def recompute_layers(module: PipelineModule, what: str) -> None:

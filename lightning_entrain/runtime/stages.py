@@ -58,22 +58,25 @@ class StageRunner:
         start, stop = self._layout.encoder_ranges[stage]
         samples = self._samples(k, j, state)
         grids = tuple(grid for i in samples for grid in state.batch.sizes[i].grids)
-        output = self._model.encoder_stage(
-            rows, EncoderPacking(grids=grids), start=start, stop=stop
-        )
+        with self._model.encoder_rows(samples, state.batch.sizes):
+            output = self._model.encoder_stage(
+                rows, EncoderPacking(grids=grids), start=start, stop=stop
+            )
         return output.to(self._wire_dtype)
 
     def llm(self, stage: int, j: int, inputs: Tensor | None, state: StepState) -> Tensor:
         """Forward of an LLM microbatch: hidden ``[tokens, columns]`` or logits."""
         first = self._layout.num_encoder_stages
         start, stop = self._layout.llm_ranges[stage - first]
-        output = self._model.llm_stage(
-            inputs,
-            state.batch.llm_packing(state.replica, j),
-            start=start,
-            stop=stop,
-            input_ids=state.batch.input_ids[state.replica, j] if stage == first else None,
-        )
+        row = state.batch.assignment.replicas[state.replica].llm[j]
+        with self._model.llm_rows(row, state.batch.sizes):
+            output = self._model.llm_stage(
+                inputs,
+                state.batch.llm_packing(state.replica, j),
+                start=start,
+                stop=stop,
+                input_ids=state.batch.input_ids[state.replica, j] if stage == first else None,
+            )
         return output if stage == state.graph.last else output.to(self._wire_dtype)
 
     def features(self, j: int, parts: dict[int, Tensor], state: StepState) -> Tensor | None:
