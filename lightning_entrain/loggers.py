@@ -16,6 +16,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.runtime.multirun import job_name, sweep_name
 
 _DEFAULT_WANDB_HOST = "https://api.wandb.ai"
 _WANDB_MODES = ("auto", "online", "offline", "disabled")
@@ -115,8 +116,9 @@ def make_wandb_logger(
     Args:
         save_dir: Folder that the run's files are written below, in `wandb/`.
         project: W&B project.
-        name: Name of the run; W&B makes one up for None.
-        group: Name that runs to be compared share.
+        name: Name of the run. None: in a Hydra sweep what sets the job apart, such as
+            `assignment=fixed`; otherwise W&B makes one up.
+        group: Name that runs to be compared share. None: the sweep, if there is one.
         tags: Tags of the run.
         mode: `auto` takes WANDB_MODE where it is set, else `online` where a key is configured,
             else `offline`.
@@ -133,6 +135,8 @@ def make_wandb_logger(
     if mode == "auto":
         found = "online" if wandb_key_is_configured() else "offline"
         mode = os.environ.get("WANDB_MODE") or found
+    group = group or sweep_name()
+    name = name or job_name()
     folder = Path(save_dir)
     folder.mkdir(parents=True, exist_ok=True)
     for variable, subfolder in (("WANDB_DATA_DIR", "data"), ("WANDB_CACHE_DIR", "cache")):

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_entrain.conf_path import conf_dir
@@ -115,7 +113,6 @@ def train(config: DictConfig) -> RunResult | None:
     """
     validate(config)
     devices = num_devices(config)
-    refuse_multirun(devices)
     ckpt_path = _checkpoint_path(config)
 
     import lightning.pytorch as pl
@@ -123,6 +120,7 @@ def train(config: DictConfig) -> RunResult | None:
     from lightning.fabric.utilities.rank_zero import _get_rank
 
     from lightning_entrain.callbacks.summary import RunSummary
+    from lightning_entrain.runtime.multirun import end_job, in_sweep
 
     _quieten()
     _limit_threads(devices)
@@ -142,6 +140,8 @@ def train(config: DictConfig) -> RunResult | None:
         _end_failed_job(trainer)
         raise
     wandb_dir, wandb_url = _finish_wandb()
+    if in_sweep():
+        end_job(trainer)
     if trainer.global_rank != 0:
         return None
     return RunResult(
@@ -205,22 +205,6 @@ def build_trainer(
         **extra,
     }
     return pl.Trainer(**options)
-
-
-def refuse_multirun(devices: int) -> None:
-    """Refuse a Hydra sweep whose jobs have several processes.
-
-    Raises:
-        ConfigError: If so; the processes of one job would each run the whole sweep.
-    """
-    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
-        return
-    if devices > 1:
-        raise ConfigError(
-            f"A multirun (-m) with {devices} processes per job",
-            limit="1 process per job",
-            remedy="add strategy=single to the sweep, or start one run per value",
-        )
 
 
 def user_error(error: BaseException) -> Exception | None:

@@ -42,6 +42,7 @@ from lightning_entrain.observe.step_page import rank_names
 from lightning_entrain.observe.step_trace import stage_name
 from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.observe.wandb_log import log_file
+from lightning_entrain.runtime.multirun import job_name
 
 _Monitor = TypeVar("_Monitor", bound=Callback)
 
@@ -59,7 +60,8 @@ class RunReport(Callback):
     Args:
         dirpath: Folder of both files; None takes the trainer's.
         num_compared: Batches that the policies are compared on.
-        name: Title of the report; None takes the folder's name.
+        name: Title of the report; None takes what sets the job of a Hydra sweep apart, or the
+            folder's name.
         show_plan: Whether to print the plan when training starts.
 
     Attributes:
@@ -169,7 +171,7 @@ class RunReport(Callback):
     def _make_record(self, trainer: pl.Trainer, status: str) -> RunRecord:
         folder = self.dirpath or Path(trainer.default_root_dir)
         record = RunRecord(
-            name=self.name or folder.absolute().name,
+            name=self.name or job_name() or folder.absolute().name,
             status=status,
             num_steps=trainer.global_step,
             environment=_environment(trainer),

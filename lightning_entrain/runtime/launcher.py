@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.runtime.multirun import in_sweep, start_ranks
 
 _GRACE_SECONDS = 8.0
 _PARENT = "ENTRAIN_LAUNCHER_PID"
@@ -80,6 +81,13 @@ class EntrainLauncher(_SubprocessScriptLauncher):
                 _ChildWatch(self.procs).start()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         return function(*args, **kwargs)
+
+    def _call_children_scripts(self) -> None:
+        if not in_sweep():
+            super()._call_children_scripts()
+            return
+        self._check_can_spawn_children()
+        self.procs = start_ranks(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def end_children(self, grace_seconds: float = _GRACE_SECONDS) -> None:
         """Wait for the other ranks of this node; terminate those that stay."""
