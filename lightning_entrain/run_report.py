@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -40,10 +40,14 @@ def report_lines(result: RunResult) -> list[tuple[str, str]]:
     if summary.samples_per_second is not None and summary.tokens_per_second is not None:
         lines.append(("samples/s", f"{summary.samples_per_second:.1f}"))
         lines.append(("tokens/s", f"{summary.tokens_per_second:,.0f}"))
+    lines += balance_lines(result)
     lines.append(("run", _short(result.run_dir)))
     metrics = result.run_dir / "metrics.csv"
     if metrics.is_file():
         lines.append(("metrics", _short(metrics)))
+    report = _report(result)
+    if report is not None and report.path is not None:
+        lines.append(("report", _short(report.path)))
     checkpoint = last_checkpoint(result)
     if checkpoint is not None:
         lines.append(("checkpoint", _short(checkpoint)))
@@ -55,6 +59,49 @@ def report_lines(result: RunResult) -> list[tuple[str, str]]:
         lines.append(("", f"upload it: wandb sync {shlex.quote(folder)}"))
     lines.append(("next", next_command(result)))
     return lines
+
+
+def balance_lines(result: RunResult) -> list[tuple[str, str]]:
+    """How balanced the run was, what was gained, and what would help, from its report."""
+    from lightning_entrain.observe.run_page import gain_over_fixed
+
+    report = _report(result)
+    record = report.record if report is not None else None
+    if record is None:
+        return []
+    lines = []
+    spreads = []
+    for module, name in (("encoder", "encoder"), ("llm", "LLM")):
+        cv, fixed = (record.mean(f"variability/{part}{module}_cv") for part in ("", "fixed_"))
+        if cv is not None and fixed is not None:
+            spreads.append(f"{name} {cv:.1%} (in sampler order {fixed:.1%})")
+    if spreads:
+        lines.append(("spread", ", ".join(spreads)))
+    bubble = record.mean("pipeline/bubble_ratio")
+    if bubble is not None:
+        parts = ", ".join(
+            f"{name} {record.mean(f'pipeline/{key}_ratio') or 0.0:.0%}"
+            for key, name in (
+                ("fill_drain", "fill and drain"),
+                ("imbalance", "imbalance"),
+                ("communication", "communication"),
+            )
+        )
+        lines.append(("bubble", f"{bubble:.0%} of the ranks' time: {parts}"))
+    gain = gain_over_fixed(record)
+    if gain is not None:
+        lines.append(("gain", f"{gain:+.0%} steps/s against sampler order, by simulation"))
+    for number, text in enumerate(record.advice):
+        lines.append(("advice" if number == 0 else "", text))
+    return lines
+
+
+def _report(result: RunResult) -> Any:
+    """The run's `RunReport`, if it has one."""
+    from lightning_entrain.callbacks.report import RunReport
+
+    callbacks: list[Any] = getattr(result.trainer, "callbacks", [])
+    return next((callback for callback in callbacks if isinstance(callback, RunReport)), None)
 
 
 def last_checkpoint(result: RunResult) -> Path | None:

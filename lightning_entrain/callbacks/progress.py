@@ -20,10 +20,10 @@ class StepProgressBar(RichProgressBar):
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """The logged values, without the logger's version."""
+        """The logged values without the logger's version, and how balanced the run is."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        return metrics
+        return {**metrics, **balance(trainer)}
 
     def _get_train_description(self, current_epoch: int) -> str:
         max_steps = self.trainer.max_steps
@@ -33,7 +33,7 @@ class StepProgressBar(RichProgressBar):
 
 
 class StepLines(Callback):
-    """Prints a line now and then: step, loss, and the validation's loss where there is one.
+    """Prints a line now and then: step, losses, spread of the microbatches, bubble.
 
     Args:
         num_lines: About how many lines a run of known length gets.
@@ -60,4 +60,21 @@ class StepLines(Callback):
         for name in ("train/loss", "val/loss"):
             if name in values:
                 text += f"  {name} {float(values[name]):.4f}"
+        for name, value in balance(trainer).items():
+            text += f"  {name} {value}"
         print(text, flush=True)
+
+
+def balance(trainer: pl.Trainer) -> dict[str, str]:
+    """Spread of the microbatches, encoder/LLM, and the pipeline's bubble, as monitors found them.
+
+    Empty without the monitors; the bubble is that of the last step that was looked at.
+    """
+    values, found = trainer.callback_metrics, {}
+    spreads = [values.get(f"variability/{module}_cv") for module in ("encoder", "llm")]
+    if all(spread is not None for spread in spreads):
+        found["cv"] = "/".join(f"{float(spread):.1%}" for spread in spreads if spread is not None)
+    bubble = values.get("pipeline/bubble_ratio")
+    if bubble is not None:
+        found["bubble"] = f"{float(bubble):.0%}"
+    return found

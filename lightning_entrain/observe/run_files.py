@@ -71,7 +71,9 @@ def read_wandb(path: Path) -> RunRecord:
     series: dict[str, Series] = {}
     for row in file.history:
         step = next((row[key] for key in _STEP_KEYS if key in row), 0)
-        _add(series, int(step), row)
+        media = tuple(key[: -len("_type")] for key in row if key.endswith("/_type"))
+        values = {key: value for key, value in row.items() if not (key + "/").startswith(media)}
+        _add(series, int(step), values if media else row)
     record = _from_series(series)
     record.name = file.name
     record.status = "finished" if file.complete else "not finished"

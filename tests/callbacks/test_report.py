@@ -1,0 +1,115 @@
+"""The report is written whatever the run is, and however it ends."""
+
+import csv
+import warnings
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from lightning_entrain.callbacks.memory import MemoryMonitor
+from lightning_entrain.callbacks.report import RunReport
+from lightning_entrain.callbacks.throughput import ThroughputMonitor
+from lightning_entrain.callbacks.timeline import PipelineTimelineMonitor
+from lightning_entrain.callbacks.variability import WorkloadVariabilityMonitor
+from lightning_entrain.observe.run_files import read_run
+from lightning_entrain.observe.run_record import RunRecord
+from lightning_entrain.report_app import main
+
+
+def all_callbacks(folder):
+    return [
+        WorkloadVariabilityMonitor(),
+        PipelineTimelineMonitor(every_n_steps=1),
+        ThroughputMonitor(every_n_steps=1),
+        MemoryMonitor(every_n_steps=1),
+        RunReport(folder),
+    ]
+
+
+def test_one_process_without_a_pipeline_two_loggers(fit, batches, tmp_path, capsys):
+    loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "events")]
+    fit(batches, all_callbacks(tmp_path / "out"), loggers, log_every_n_steps=1)
+    page = (tmp_path / "out" / "report.html").read_text()
+    record = read_run(tmp_path / "out")
+    assert record.status == "finished"
+    assert [value for _, value in record.series["train/loss"]] == [1, 2, 3, 4]
+    assert record.load_unit == "patches or tokens"
+    assert record.measured is None
+    assert record.policies == {}
+    assert "Variability" in page
+    assert "Timeline" not in page
+    # The same values are read from the CSV and from TensorBoard, once per step.
+    for folder in ("csv", "events"):
+        found = read_run(tmp_path / folder)
+        for key in ("variability/llm_cv", "train/loss", "memory/max_peak_gib"):
+            assert dict(found.series[key]) == pytest.approx(dict(record.series[key]), rel=1e-6)
+    main([str(tmp_path / "csv"), str(tmp_path / "out"), "--output", str(tmp_path / "both.html")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "both.html")
+    assert "Runs compared" in (tmp_path / "both.html").read_text()
+
+
+class Stop(pl.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 2:
+            raise RuntimeError("the third batch is <bad>")
+
+
+def test_an_exception_leaves_a_report_of_what_was_done(fit, batches, tmp_path):
+    with pytest.raises(RuntimeError, match="third batch"):
+        fit(batches, [*all_callbacks(tmp_path), Stop()], False)
+    record = read_run(tmp_path / "run_record.json")
+    assert record.status == "ended by RuntimeError: the third batch is <bad>"
+    assert record.num_steps == 2
+    assert len(record.series["variability/encoder_cv"]) == 2
+    assert "the third batch is &lt;bad&gt;" in (tmp_path / "report.html").read_text()
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(fit, batches, tmp_path):
+    (tmp_path / "file").write_text("")
+    report = RunReport(tmp_path / "file" / "below")
+    with pytest.warns(UserWarning, match="report.html is not written"):
+        trainer = fit(batches, [WorkloadVariabilityMonitor(), report], False)
+    assert trainer.state.finished
+    assert report.path is None
+    assert report.record.num_steps == 4
+
+
+def test_disabled_wandb_changes_nothing(fit, batches, tmp_path, monkeypatch):
+    import wandb
+
+    from lightning_entrain.loggers import make_wandb_logger
+
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    logger = make_wandb_logger(str(tmp_path))
+    fit(batches, all_callbacks(tmp_path), logger, log_every_n_steps=1)
+    wandb.finish()
+    assert (tmp_path / "report.html").exists()
+    assert not list(tmp_path.glob("**/*.wandb"))
+
+
+def test_records_read_back_and_bad_files_are_refused(tmp_path, capsys):
+    record = RunRecord(name="a", series={"x/y": [(0, 1.5)]}, policies={"fixed": {"step_ms": 2.0}})
+    assert RunRecord.from_json(record.to_json()) == record
+    cases = {"run_record.json": "{}", "metrics.csv": "a,b\n1,2\n", "x.wandb": "no"}
+    for name, text in cases.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SystemExit) as end:
+            main([str(tmp_path / name)])
+        assert end.value.code == 1
+        assert "Remedy" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "none")])
+
+
+def test_a_csv_alone_gives_a_page(tmp_path):
+    with open(tmp_path / "metrics.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "train/loss", "variability/encoder_cv"])
+        writer.writerows([[0, 3.0, 0.5], [1, "", 0.25], [2, 2.0, ""]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        main([str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    assert "37.5%" in page
+    assert "this run last 25" in page
