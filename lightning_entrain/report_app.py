@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning_entrain.errors import DataError, EntrainError
 from lightning_entrain.observe.run_files import read_run
 from lightning_entrain.observe.run_page import compare_page, run_page
-from lightning_entrain.observe.run_record import REPORT_FILE
+from lightning_entrain.observe.run_record import RECORD_FILE, REPORT_FILE
 
 COMPARISON_FILE = "comparison.html"
 
@@ -21,14 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="entrain-report",
         description="Writes the report of a run from its logged files, or compares several runs.",
         epilog="Examples: entrain-report outputs/2026-01-01/12-00-00;  "
-        "entrain-report multirun/2026-01-01/12-00-00/*",
+        "entrain-report multirun/2026-01-01/12-00-00",
     )
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="folder of a run, or its run_record.json, metrics.csv, .wandb or TensorBoard file",
+        help="folder of a run or of a sweep, or a run's run_record.json, metrics.csv, .wandb or TensorBoard file",
     )
     parser.add_argument(
         "--output",
@@ -56,6 +56,7 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Path:
     Raises:
         DataError: If a run cannot be read, or the page cannot be written.
     """
+    runs = [run for path in runs for run in jobs_of(path)]
     records = [read_run(path) for path in runs]
     if len(records) == 1:
         folder = runs[0] if runs[0].is_dir() else runs[0].parent
@@ -69,6 +70,14 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Path:
             f"{output} cannot be written ({error.strerror})", remedy="pass --output PATH"
         ) from error
     return output
+
+
+def jobs_of(path: Path) -> list[Path]:
+    """The runs of a sweep's folder, by number; any other path alone."""
+    if not path.is_dir() or (path / RECORD_FILE).exists():
+        return [path]
+    found = [record.parent for record in path.glob(f"*/{RECORD_FILE}")]
+    return sorted(found, key=lambda run: (len(run.name), run.name)) or [path]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def job_name() -> str | None:
     from hydra.core.hydra_config import HydraConfig
 
     config = HydraConfig.get()
-    return str(config.job.override_dirname or config.job.num)
+    # What was given as it is now is the same in all jobs.
+    own = [override for override in config.overrides.task if override not in sys.argv]
+    return ",".join(own) or str(config.job.override_dirname or config.job.num)
 
 
 def replay_command(local_rank: int) -> tuple[list[str], str]:

@@ -113,3 +113,13 @@ def test_a_csv_alone_gives_a_page(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "37.5%" in page
     assert "this run last 25" in page
+
+
+def test_a_sweeps_folder_stands_for_its_runs(tmp_path, capsys):
+    for number in (0, 2, 10):
+        record = RunRecord(name=f"run {number}", series={"train/loss": [(0, 1.0), (1, 0.5)]})
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "run_record.json").write_text(record.to_json())
+    (tmp_path / "multirun.yaml").write_text("")
+    main([str(tmp_path), "--output", str(tmp_path / "all.html")])
+    assert ">run 0, run 2, run 10<" in (tmp_path / "all.html").read_text()

@@ -35,9 +35,8 @@ def record(num_replicas=1, num_microbatches=4, num_steps=20):
         )
         for _ in range(num_replicas)
     )
-    keys = ("train/loss", "throughput/tokens_per_sec", "pipeline/bubble_ratio") + tuple(
-        f"variability/{part}{module}_cv" for module in ("encoder", "llm") for part in ("", "fixed_")
-    )
+    keys = ["train/loss", "throughput/tokens_per_sec", "pipeline/bubble_ratio"]
+    keys += [f"variability/{part}{m}_cv" for m in ("encoder", "llm") for part in ("", "fixed_")]
     outcome = {"step_ms": 2.0, "encoder_cv": 0.1, "llm_cv": 0.2}
     return RunRecord(
         name="run <1>",
@@ -89,9 +88,9 @@ class Checker(HTMLParser):
             value = attributes.get(name)
             if value and not value.startswith(("#", "data:")):
                 self.problems.append(f"{tag} loads {value}")
-        if tag == "svg" and attributes.get("aria-hidden") != "true":
-            if attributes.get("role") != "img" or not attributes.get("aria-label"):
-                self.problems.append("a picture has no name")
+        named = attributes.get("role") == "img" and attributes.get("aria-label")
+        if tag == "svg" and attributes.get("aria-hidden") != "true" and not named:
+            self.problems.append("a picture has no name")
         if tag == "th" and "scope" not in attributes:
             self.problems.append("a table heading has no scope")
         if attributes.get("tabindex") == "0" and not attributes.get("aria-label"):
@@ -164,7 +163,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 def test_a_browser_has_nothing_to_complain_and_phones_do_not_scroll_sideways(tmp_path):
-    """A probe added to the page reports its width; the console stays empty; no host is reachable."""
+    """A probe on the page reports its width; the console stays empty; no host is reachable."""
     probe = (
         "<script>document.title=document.documentElement.scrollWidth+' '+innerWidth+' '+"
         "[...document.querySelectorAll('svg[role=img]')].filter(s=>{const r=s"
