@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="folder of a run or of a sweep, or a run's run_record.json, metrics.csv, .wandb or TensorBoard file",
+        help="folder of a run or of a sweep, or a run's run_record.json, metrics.csv, .wandb or "
+        "TensorBoard file",
     )
     parser.add_argument(
         "--output",
