@@ -14,6 +14,16 @@ from datetime import timedelta
 import torch.distributed as dist
 
 _POLL_SECONDS = 0.5
+_HEARSAY_SECONDS = 3.0
+_CONNECTION_WORDS = ("gloo", "nccl", "connection", "timed out", "process group", "store")
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether an error tells only that some other rank is gone or late."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return type(error) is RuntimeError and any(word in text for word in _CONNECTION_WORDS)
 
 
 class FaultWatch:
@@ -41,6 +51,7 @@ class FaultWatch:
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._own_traceback = ""
+        self._reported = False
         self._first: tuple[int | None, str] | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True, name="entrain-faults")
 
@@ -55,18 +66,39 @@ class FaultWatch:
             self._thread.join(timeout=5)
 
     def report(self, error: BaseException) -> None:
-        """Publish this rank's error unless another rank was first; later calls do nothing."""
-        if self._own_traceback:
+        """Publish this rank's error unless another rank was first; later calls do nothing.
+
+        A lost connection follows from what happened on another rank, which is given time to tell.
+        """
+        if self._reported:
             return
+        self._reported = True
+        if is_lost_connection(error):
+            self._listen(_HEARSAY_SECONDS)
+        else:
+            self._own_traceback = "".join(traceback.format_exception(error))
         notes = "; ".join(getattr(error, "__notes__", []))
         text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
-        record = json.dumps({"rank": self._rank, "error": text})
-        self._own_traceback = "".join(traceback.format_exception(error))
+        self.publish(self._rank, text)
+        if self._rank == 0:  # the store usually ends with rank 0: let the others read it first
+            time.sleep(2 * _POLL_SECONDS)
+
+    def publish(self, rank: int, text: str) -> None:
+        """Make this the job's first error, unless there is one.
+
+        Args:
+            rank: The rank that failed.
+            text: What happened to it.
+        """
+        record = json.dumps({"rank": rank, "error": text})
         # A RuntimeError here means that the store died with rank 0, which every rank notices.
         with self._lock, contextlib.suppress(RuntimeError):
             self._store.compare_set(self._key, "", record)
-        if self._rank == 0:  # the store usually ends with rank 0: let the others read it first
-            time.sleep(2 * _POLL_SECONDS)
+
+    def _listen(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.first_error() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS / 5)
 
     def first_error(self) -> tuple[int | None, str] | None:
         """Rank and text of the first error of the job, if there was one."""
@@ -87,7 +119,7 @@ class FaultWatch:
             first = self.first_error()
             if first is None:
                 continue
-            grace = self._grace_seconds * (2 if self._own_traceback else 1)
+            grace = self._grace_seconds * (2 if self._reported else 1)
             if self._done.wait(grace):
                 return
             print(

@@ -19,8 +19,10 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.runtime.multirun import in_sweep, start_ranks
+from lightning_entrain.runtime.signals import EXIT_CODE
 
 _GRACE_SECONDS = 8.0
+_ORDERLY = (0, EXIT_CODE)
 _PARENT = "ENTRAIN_LAUNCHER_PID"
 
 
@@ -49,6 +51,10 @@ class EntrainLauncher(_SubprocessScriptLauncher):
         num_nodes: Nodes of the job.
         preflight: Called with the LightningModule before any process is started, so that a wrong
             layout is one clear error and not one per rank.
+
+    Attributes:
+        on_child_failure: Called with the local rank and a description when a rank of this node
+            ended badly.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class EntrainLauncher(_SubprocessScriptLauncher):
     ) -> None:
         super().__init__(cluster_environment, num_processes, num_nodes)
         self._preflight = preflight
+        self.on_child_failure: Callable[[int, str], None] | None = None
 
     @property
     def is_interactive_compatible(self) -> bool:
@@ -78,7 +85,7 @@ class EntrainLauncher(_SubprocessScriptLauncher):
                 os.environ[_PARENT] = str(os.getpid())
                 self._call_children_scripts()
                 atexit.register(self.end_children)
-                _ChildWatch(self.procs).start()
+                _ChildWatch(self).start()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         return function(*args, **kwargs)
 
@@ -108,30 +115,41 @@ class EntrainLauncher(_SubprocessScriptLauncher):
 class _ChildWatch(threading.Thread):
     """Ends this process when one of its children failed and the rank does not notice by itself."""
 
-    def __init__(self, processes: list[subprocess.Popen]) -> None:
+    def __init__(self, launcher: EntrainLauncher) -> None:
         super().__init__(daemon=True, name="entrain-children")
-        self._processes = processes
+        self._launcher = launcher
 
     def run(self) -> None:
+        processes = self._launcher.procs
         while True:
-            codes = [process.poll() for process in self._processes]
-            if all(code == 0 for code in codes):
+            codes = [process.poll() for process in processes]
+            if all(code in _ORDERLY for code in codes):
                 return
-            failed = [rank for rank, code in enumerate(codes, start=1) if code]
+            failed = [rank for rank, code in enumerate(codes, 1) if code not in (None, *_ORDERLY)]
             if failed:
                 break
             time.sleep(0.5)
-        time.sleep(_GRACE_SECONDS)
         rank = failed[0]
+        ending = describe_exit(codes[rank - 1] or 0)
+        if self._launcher.on_child_failure is not None:
+            self._launcher.on_child_failure(rank, ending)
+        time.sleep(_GRACE_SECONDS)
         print(
-            f"[rank 0] ending because rank {rank} of this node ended with code {codes[rank - 1]}",
+            f"[rank 0] ending because the process of rank {rank} of this node {ending}",
             file=sys.stderr,
             flush=True,
         )
-        for process in self._processes:
+        for process in processes:
             if process.poll() is None:
                 process.kill()
         os._exit(1)  # the main thread is stuck: it had its grace period
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, from its return code."""
+    if code >= 0:
+        return f"ended with code {code}"
+    return f"was ended by {signal.Signals(-code).name}"
 
 
 def die_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from lightning.fabric.utilities.distributed import (
     _sync_ddp_if_available,
 )
 from lightning.fabric.utilities.seed import reset_seed
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies.parallel import ParallelStrategy
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -24,11 +25,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lightning_entrain.errors import ConfigError, RankFailedError
-from lightning_entrain.runtime.faults import FaultWatch
-from lightning_entrain.runtime.launcher import die_with_parent
+from lightning_entrain.runtime.faults import FaultWatch, is_lost_connection
+from lightning_entrain.runtime.launcher import EntrainLauncher, die_with_parent
 from lightning_entrain.runtime.signals import StopRequest
 
 _Result = TypeVar("_Result")
+_START_TIMEOUT = timedelta(minutes=5)
 
 
 class RankStrategy(ParallelStrategy):
@@ -98,7 +100,14 @@ class RankStrategy(ParallelStrategy):
                 self.root_device
             )
             # No device_id: NCCL would then split the world communicator once per channel.
-            _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout)
+            start = max(self._timeout, _START_TIMEOUT)  # the others may still be importing
+            _init_dist_connection(
+                self.cluster_environment,
+                backend,
+                timeout=start,
+                **_store_of_attempt(self.cluster_environment, start),
+            )
+            dist.distributed_c10d._set_pg_timeout(self._timeout, dist.group.WORLD)
         if self._watch is None:
             self._watch = FaultWatch(
                 self.global_rank,
@@ -106,8 +115,15 @@ class RankStrategy(ParallelStrategy):
                 self.cluster_environment.main_port,
             )
             self._watch.start()
+        if isinstance(self._launcher, EntrainLauncher):
+            self._launcher.on_child_failure = self._report_child
         if self._stop_request is None:
             self._stop_request = StopRequest(self._stop_seconds, self._requeue_signal())
+
+    def _report_child(self, local_rank: int, ending: str) -> None:
+        if self._watch is not None:
+            rank = self.node_rank * self.num_processes + local_rank
+            self._watch.publish(rank, f"its process {ending}")
 
     def _requeue_signal(self) -> signal.Signals | None:
         environment = self.cluster_environment
@@ -123,23 +139,21 @@ class RankStrategy(ParallelStrategy):
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks."""
         if dist.is_initialized():
-            if dist.get_backend() == "nccl":
-                dist.barrier(device_ids=[self.root_device.index])
-            else:
-                dist.barrier()
+            nccl = dist.get_backend() == "nccl"
+            self._told_to_all(dist.barrier, device_ids=[self.root_device.index] if nccl else None)
 
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         """Send an object from one rank to all."""
         if not dist.is_initialized():
             return obj
         box = [obj]
-        dist.broadcast_object_list(box, src)
+        self._told_to_all(dist.broadcast_object_list, box, src)
         return box[0]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over all ranks."""
         if isinstance(tensor, Tensor):
-            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+            return self._told_to_all(_sync_ddp_if_available, tensor, group, reduce_op=reduce_op)
         return tensor
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +186,7 @@ class RankStrategy(ParallelStrategy):
         self._watch.report(error)
         first = self._watch.first_error()
         if first is not None and first[0] != self.global_rank:
-            raise RankFailedError(first[1]) from error
+            raise RankFailedError(first[1]) from (None if is_lost_connection(error) else error)
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other ranks, so that all end together."""
@@ -186,3 +200,17 @@ class RankStrategy(ParallelStrategy):
             self._stop_request.remove()
             self._stop_request = None
         super().teardown()
+
+
+def _store_of_attempt(environment: ClusterEnvironment, timeout: timedelta) -> dict[str, Any]:
+    """A part of torchrun's store for this attempt alone, as an option of init_process_group.
+
+    The agent's store may outlive a restart, with the addresses of the processes that are gone.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    store = dist.TCPStore(
+        environment.main_address, environment.main_port, is_master=False, timeout=timeout
+    )
+    return {"store": dist.PrefixStore(f"attempt_{attempt}", store)}
