@@ -194,6 +194,12 @@ class ModuleConf:
         None, "Step at which the cosine ends; null takes the trainer's last.", minimum=1
     )
     freeze: list[str] = option([], "Parts that are not trained: encoder, projector, llm.")
+    lora: list[str] = option(
+        [], "Modules trained by adapters alone (needs the extra lora): encoder, llm."
+    )
+    lora_rank: int = option(8, "Rank of the adapters.", minimum=1)
+    lora_alpha: float = option(16.0, "Adapters are scaled by this over their rank.", above=0)
+    lora_dropout: float = option(0.0, "Dropout before the adapters.", minimum=0, maximum=0.99)
 
 
 @dataclass

@@ -50,6 +50,11 @@ class EntrainLightningModule(pl.LightningModule):
         max_steps: Optimizer step at which the cosine ends; the trainer's last step if None.
         freeze: Parts of the model that are not trained: some of ``encoder``, ``projector``,
             ``llm``.
+        lora: Modules that are trained by adapters alone (the extra ``lora``): some of ``encoder``,
+            ``llm``.
+        lora_rank: Rank of the adapters.
+        lora_alpha: Their product is scaled by ``lora_alpha / lora_rank``.
+        lora_dropout: Dropout before them.
     """
 
     def __init__(
@@ -67,14 +72,20 @@ class EntrainLightningModule(pl.LightningModule):
         min_learning_rate_ratio: float = 0.1,
         max_steps: int | None = None,
         freeze: Sequence[str] = (),
+        lora: Sequence[str] = (),
+        lora_rank: int = 8,
+        lora_alpha: float = 16.0,
+        lora_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         _check_choice("optimizer", optimizer, ("adamw", "sgd"))
         _check_choice("schedule", schedule, ("cosine", "constant"))
         betas = (float(betas[0]), float(betas[1]))
-        freeze = list(freeze)
+        freeze, lora = list(freeze), list(lora)
         _check_numbers(locals())
         freeze_parts(model, freeze)
+        if lora:
+            _add_adapters(model, lora, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout)
         self.save_hyperparameters(ignore=["model"])
         self.model = model
 
@@ -211,6 +222,16 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
+
+
+def _add_adapters(model: EntrainModel, parts: Sequence[str], **options: Any) -> None:
+    from lightning_entrain.models.lora import PARTS, LoraOptions, add_lora
+
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(f"lora has {part!r}", limit=f"some of {', '.join(PARTS)}")
+    made = {part: LoraOptions(**options) for part in parts}
+    add_lora(model, encoder=made.get("encoder"), llm=made.get("llm"))
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

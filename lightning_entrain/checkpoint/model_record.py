@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_entrain.errors import CheckpointError
 from lightning_entrain.models.entrain_model import EntrainModel
+from lightning_entrain.models.lora import add_lora, lora_from_record, lora_record
 
 
 def model_record(module: nn.Module) -> dict[str, Any] | None:
@@ -33,6 +34,7 @@ def model_record(module: nn.Module) -> dict[str, Any] | None:
                 "text_config": _plain_config(text.config),
                 "image_token_id": int(getattr(part.llm, "image_token_id", 0)),
                 "projector": "none" if part.projector is None else "mlp",
+                "lora": lora_record(part),
             }
     return None
 
@@ -41,12 +43,16 @@ def build_model(record: Mapping[str, Any]) -> EntrainModel:
     """The model of a record, with random weights."""
     from lightning_entrain.models.tiny import vlm_from_configs
 
-    return vlm_from_configs(
+    model = vlm_from_configs(
         record["vision_config"],
         record["text_config"],
         image_token_id=record["image_token_id"],
         projector=record["projector"],
     )
+    if record.get("lora"):
+        adapters = lora_from_record(record["lora"])
+        add_lora(model, encoder=adapters.get("encoder"), llm=adapters.get("llm"))
+    return model
 
 
 def load_weights(model: EntrainModel, state: Mapping[str, Any], prefix: str | None = None) -> None:

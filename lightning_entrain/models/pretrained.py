@@ -18,6 +18,7 @@ from transformers.utils import logging
 from lightning_entrain.errors import CheckpointError, ConfigError
 from lightning_entrain.models.decoder import DecoderLlm
 from lightning_entrain.models.entrain_model import EntrainModel
+from lightning_entrain.models.lora import merged_state
 from lightning_entrain.models.qwen_vision import QwenVisionEncoder
 from lightning_entrain.models.tiny import assemble, seeded
 
@@ -87,7 +88,8 @@ def export_pretrained(model: EntrainModel, folder: str | Path) -> None:
     """Write both modules as Hugging Face checkpoints.
 
     Writes ``vision/`` and ``llm/`` with ``save_pretrained``, and :data:`PROJECTOR_FILE` if the
-    model has a projector. :func:`vlm_from_pretrained` reads them back.
+    model has a projector. :func:`vlm_from_pretrained` reads them back. Adapters become part of the
+    weights; :func:`save_adapters` writes them alone.
 
     Args:
         model: The whole model (not one pruned to a stage).
@@ -101,7 +103,10 @@ def export_pretrained(model: EntrainModel, folder: str | Path) -> None:
         )
     folder = Path(folder)
     for name, module in (("vision", encoder.hugging_face_model), ("llm", llm.hugging_face_model)):
-        module.save_pretrained(folder / name)
+        if any(True for _ in getattr(module, "peft_config", ())):
+            module.save_pretrained(folder / name, state_dict=merged_state(module))
+        else:
+            module.save_pretrained(folder / name)
     if model.projector is not None:
         state = {k: v.detach().contiguous() for k, v in model.projector.state_dict().items()}
         save_file(state, str(folder / PROJECTOR_FILE))
