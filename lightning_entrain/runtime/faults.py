@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -57,6 +58,8 @@ class FaultWatch:
 
     def start(self) -> None:
         """Begin to watch."""
+        # A thread inside the store's client while Python ends would abort the process.
+        atexit.register(self.stop)
         self._thread.start()
 
     def stop(self) -> None:
