@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from lightning_entrain.errors import ConfigError
@@ -45,20 +46,19 @@ class StepMonitor(Callback):
     def log_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, values: Mapping[str, float]
     ) -> None:
-        """Log values from ``on_train_batch_end``; every rank passes the same.
+        """Log values from ``on_train_batch_end``; every rank passes the same keys.
 
         They reach `trainer.callback_metrics` too, for other callbacks to monitor. With gradient
         accumulation, the values of the step's last global batch are the ones logged.
+
+        `pl_module.log` would do, but takes a fraction of a millisecond per key and step.
         """
-        # Values that go through `log` share the step's row with the loss. Between two logging
-        # steps Lightning would keep them to itself, so there they are written directly.
-        pl_module.log_dict(dict(values), on_step=True, on_epoch=False, batch_size=1)
+        metrics = {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
+        trainer._logger_connector._callback_metrics.update(metrics)
         if not step_ends(trainer):
             return
         step = step_index(trainer)
         if trainer.is_global_zero:
             history_of(trainer).add(step, values)
-        if trainer._logger_connector.should_update_logs:
-            return
         for logger in trainer.loggers:
             logger.log_metrics(dict(values), step=step)

@@ -37,7 +37,8 @@ class ThroughputMonitor(StepMonitor):
     """Logs rates over the whole job, averaged over the steps since the last values.
 
     The first step is left out, for it warms up. So is what happens between training steps besides
-    waiting for data: validation, checkpoints. Rates count that wait, for the job waits too.
+    waiting for data: validation, checkpoints. Rates count that wait, for the job waits too. Each
+    rank measures by its own clock, without a word to the others; rank 0's values are logged.
 
     | key | meaning | unit |
     | --- | --- | --- |
@@ -121,8 +122,7 @@ class ThroughputMonitor(StepMonitor):
             return
         window, self._window = self._window, _Window()
         values = self._values(trainer, window)
-        # Ranks have clocks of their own; all log rank 0's values.
-        self.log_step(trainer, pl_module, trainer.strategy.broadcast(values))
+        self.log_step(trainer, pl_module, values)
 
     def _count(self, trainer: pl.Trainer, batch: Any) -> None:
         window = self._window
@@ -134,8 +134,7 @@ class ThroughputMonitor(StepMonitor):
         plan = getattr(trainer.strategy, "last_step_plan", None)
         if plan is not None:
             window.planning_seconds += plan.planning_ms / 1e3
-        if trainer.is_global_zero:
-            window.flops += self._batch_flops(batch.sizes)
+        window.flops += self._batch_flops(batch.sizes)
 
     def _batch_flops(self, sizes: Sequence[Any]) -> float:
         workload = self._costs.workload if self._costs is not None else None

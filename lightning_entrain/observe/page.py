@@ -52,6 +52,8 @@ svg .tick{fill:var(--soft);font-size:12px}
 .fw{fill:var(--wait)}
 .key{display:inline-flex;flex-wrap:wrap;gap:.2rem 1rem;margin:.1rem 0 .4rem;padding:0;
 list-style:none;font-size:.9rem;color:var(--soft)}
+.key li{overflow-wrap:anywhere;min-width:0}
+.pair>*{min-width:0}
 .key svg{display:inline-block;width:1.4rem;height:.8rem;margin-right:.35rem;vertical-align:-1px}
 table{border-collapse:collapse;font-size:.92rem}
 th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid);

@@ -121,6 +121,7 @@ def end_job(trainer: Any) -> None:
     watch = getattr(strategy, "_watch", None)
     if watch is not None:
         watch.stop()
+        atexit.unregister(watch.stop)
     if dist.is_initialized():
         dist.destroy_process_group()
     for name in _JOB_VARIABLES:
