@@ -81,7 +81,8 @@ class FaultWatch:
         else:
             self._own_traceback = "".join(traceback.format_exception(error))
         notes = "; ".join(getattr(error, "__notes__", []))
-        text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+        message = str(error).split("\nException raised from", 1)[0]  # C++ frames follow
+        text = f"{type(error).__name__}: {message}" + (f" ({notes})" if notes else "")
         self.publish(self._rank, text)
         if self._rank == 0:  # the store usually ends with rank 0: let the others read it first
             time.sleep(2 * _POLL_SECONDS)

@@ -83,6 +83,8 @@ class EntrainLauncher(_SubprocessScriptLauncher):
             self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
             if not self.procs and self.num_processes > 1:
                 os.environ[_PARENT] = str(os.getpid())
+                # Warnings with C++ frames would bury the first error when rank 0's store is gone.
+                os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
                 self._call_children_scripts()
                 atexit.register(self.end_children)
                 _ChildWatch(self).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -192,6 +193,9 @@ class RankStrategy(ParallelStrategy):
         """Tell the other ranks, so that all end together."""
         if self._watch is not None and not isinstance(exception, SIGTERMException):
             self._watch.report(exception)
+            first = self._watch.first_error()
+            if first is not None and first[0] != self.global_rank and is_lost_connection(exception):
+                print(f"[rank {self.global_rank}] {first[1]}", file=sys.stderr, flush=True)
         super().on_exception(exception)
 
     def teardown(self) -> None:

@@ -1,7 +1,7 @@
 """A random sample of layouts, policies, schedules and options trains as one process does.
 
-Each case is drawn from its number. By default the first twelve run, which cover every value of every
-dimension; ENTRAIN_MATRIX_CASES=100 runs more.
+Each case is drawn from its number. The first twelve cover every value of every dimension, and run
+by default; ENTRAIN_MATRIX_CASES=100 runs more.
 """
 
 from __future__ import annotations
