@@ -1,12 +1,13 @@
 """What the policies gain, on which plans, and how long it takes to find out.
 
     python benchmarks/simulation.py throughput  # the best over disttrain, on three plans
+    python benchmarks/simulation.py placements  # iteration / ideal: groups, shared boundary, V
     python benchmarks/simulation.py head        # a head split by vocabulary over two ranks
     python benchmarks/simulation.py cluster     # the same with the cost model and transfers
     python benchmarks/simulation.py objective   # plans chosen by simulation
     python benchmarks/simulation.py speed       # time of a comparison
 
-Setting of the first two: the paper's eight (dataset, model) pairs, 64 A40 as 4 replicas of 8
+Setting of the first three: the paper's eight (dataset, model) pairs, 64 A40 as 4 replicas of 8
 stages, tensor parallelism 2, global batch 512, costs by FLOPs of whole layers, backward = 2 x
 forward, no transfers, mean over batches. `benchmarks/schedule.py` has the schedules' own numbers.
 """
@@ -109,6 +110,31 @@ def throughput(num_batches, *overrides):
     for name, values in zip(names, zip(*found, strict=True), strict=True):
         mean, least, most = statistics.fmean(values), min(values), max(values)
         print(f"{name}: mean {mean:.2f}, least {least:.2f}, most {most:.2f}")
+
+
+def placements(num_batches):
+    """Bottleneck / ideal and, with ramp, iteration / ideal."""
+    names = ("one_per_rank", "shared_boundary", "v_shaped")
+    header("model, data", *(cell for name in names for cell in (f"{name}: bottl.", "iteration")))
+    found = []
+    for model, _, data in pairs():
+        cells = []
+        for name in names:
+            # A list of a V's actions takes longer to find than an order of microbatches.
+            steps = 4000 if name == "v_shaped" else 1000
+            result = simulate(
+                data,
+                model,
+                f"num_batches={num_batches}",
+                "policies=[joint_ramp]",
+                f"policy_options.joint_ramp.num_steps={steps}",
+                f"strategy.placement={name}",
+            ).results[0]
+            cells += [result.bottleneck_ms / result.ideal_ms, result.over_ideal]
+        found.append(cells)
+        row(f"{model} {data}", *(f"{cell:.3f}" for cell in cells))
+    for size, part in (("1b", found[:4]), ("3b", found[4:])):
+        row(f"mean {size}", *(f"{cell:.3f}" for cell in np.mean(part, axis=0)))
 
 
 def split_head(setting, shared):
@@ -270,6 +296,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parts = {
         "throughput": throughput,
+        "placements": placements,
         "head": head,
         "cluster": cluster,
         "objective": lambda _: objective(),

@@ -6,14 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.errors import ConfigError, DataError, EntrainError
@@ -59,7 +60,7 @@ class SimulateConf:
     training: TrainingConf = field(default_factory=TrainingConf)
     strategy: StrategyConf = field(default_factory=StrategyConf)
     policies: list[str] = field(default_factory=list)
-    policy_options: dict[str, PolicyConf] = field(default_factory=dict)
+    policy_options: dict[str, Any] = field(default_factory=dict)  # PolicyConf by name
     baseline: str | None = None
     seed: int = 0
     num_batches: int = 8
@@ -160,17 +161,22 @@ def _policy(name: str, options: Any) -> tuple[str, str, PolicyOptions]:
         raise ConfigError(
             f"policy {name!r}",
             limit=f"some of {', '.join(options)}",
-            remedy=f"correct policies, or describe it: +policy_options.{name}.policy=joint",
+            remedy=f"correct policies, or add it: +policy_options.{name}.policy=joint",
         )
-    values = OmegaConf.to_container(options[name], resolve=True)
-    assert isinstance(values, dict)
-    chosen = {str(key): value for key, value in values.items()}
+    try:
+        whole = OmegaConf.merge(OmegaConf.structured(PolicyConf), options[name])
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"policy_options.{name}: {str(error).splitlines()[0]}",
+            limit=f"options are {', '.join(field.name for field in fields(PolicyConf))}",
+        ) from error
+    chosen: dict[str, Any] = {str(key): value for key, value in whole.items()}
     policy = chosen.pop("policy")
     counts = chosen["num_microbatches"]
     try:
         chosen["num_microbatches"] = (
             tuple(int(count) for count in counts)
-            if isinstance(counts, list)
+            if isinstance(counts, list | ListConfig)
             else None
             if counts is None
             else int(counts)

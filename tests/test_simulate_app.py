@@ -167,6 +167,13 @@ def test_a_plan_and_a_size_table_from_files(tmp_path):
     assert found.results[1].iteration_ms < found.results[0].iteration_ms
 
 
+def test_a_policy_can_be_added_under_another_name():
+    lagged = "+policy_options.lagged={policy:joint,schedule:auto,max_lag:1,limit_by_heaviest:false}"
+    found = compare("policies=[joint,lagged]", lagged)
+    assert found.to_json()["results"][1]["policy"] == "lagged"
+    assert found.results[1].iteration_ms != found.results[0].iteration_ms
+
+
 def test_k_is_chosen_by_simulation():
     some = [
         compare("policies=[joint]", f"policy_options.joint.num_microbatches={k}") for k in (6, 9)
@@ -209,6 +216,9 @@ BAD = [
     (["policy_options.fixed.ramp=true"], "only joint"),
     (["policy_options.joint.num_microbatches=[0]"], "num_microbatches is 0"),
     (["policy_options.joint.num_microbatches=few"], "num_microbatches is 'few'"),
+    (["+policy_options.joint.speed=9"], "policy_options.joint: Key 'speed'"),
+    (["policy_options.joint.max_lag=some"], "policy_options.joint: Value 'some'"),
+    (["policy_options.joint.max_lag=2"], "max_lag is 2"),
     (["data.sizes=missing.csv"], "missing.csv"),
     (["strategy.plan=missing.json"], "strategy.plan=missing.json cannot be read"),
     (["strategy.placement=v_shaped", "llm_tp=1", "encoder_tp=2"], "equal tensor parallelism"),

@@ -255,15 +255,10 @@ class PolicyRunner:
     def _candidates(self) -> Iterator[tuple[int, Ramp | None]]:
         for count in self.options.counts(self.machine.num_microbatches):
             yield count, None
-            if self.options.ramp and self._can_ramp:
+            if self.options.ramp:
                 if count not in self._ramps:
                     self._ramps[count] = self._tune(count)
                 yield count, self._ramps[count]
-
-    @property
-    def _can_ramp(self) -> bool:
-        ranks = self.plan.placement.stage_to_rank
-        return tuple(sorted(ranks)) == ranks
 
     @property
     def _live(self) -> float:
@@ -271,7 +266,7 @@ class PolicyRunner:
         return self.plan.placement.num_ranks + 1.0 if given is None else given
 
     def _tune(self, count: int) -> Ramp:
-        """The ramp of the plan: found once, before the first step."""
+        """The ramp of the plan: found once, before the first step, as if a rank were a stage."""
         forward = [
             sum(
                 self.plan.shares[s] * float(self.plan.phases[s, 0]) * self._module_ms(s)
