@@ -1,7 +1,9 @@
 """The report is written whatever the run is, and however it ends."""
 
 import csv
+import re
 import warnings
+from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -123,3 +125,16 @@ def test_a_sweeps_folder_stands_for_its_runs(tmp_path, capsys):
     (tmp_path / "multirun.yaml").write_text("")
     main([str(tmp_path), "--output", str(tmp_path / "all.html")])
     assert ">run 0, run 2, run 10<" in (tmp_path / "all.html").read_text()
+
+
+def test_the_documentation_names_every_monitor_and_its_example_runs(tmp_path):
+    from lightning_entrain import callbacks
+
+    text = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    names = {}
+    exec(example, names)
+    used = {type(callback).__name__ for callback in names["trainer"].callbacks}
+    assert set(callbacks.__all__) - {"RunCheckpoint"} <= used
+    for name in callbacks.__all__:
+        assert getattr(callbacks, name).__name__ == name
