@@ -22,6 +22,7 @@ from tests.distributed.test_equal_to_one_process import relative
     [
         pytest.param(3, {"llm_stages": 2}, id="1+2 1f1b"),
         pytest.param(2, {"schedule": "zero_bubble"}, id="1+1 zero bubble"),
+        pytest.param(2, {"full_precision_gradients": False}, id="1+1 bf16 sums"),
     ],
 )
 def test_bf16(precision: str, devices: int, options: dict[str, Any], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ EMBEDDING, HEAD = "model.llm.model.embed_tokens.weight", "model.llm.lm_head.weig
 @dataclass
 class TiedJob(Job):
     spoil_head: bool = False
-    """Whether the head of a rank that holds it alone starts elsewhere."""
+    """Whether the last of three ranks starts from other values."""
 
     def module(self) -> Module:
         module = super().module()
         assert module.model.llm.tied_parameters()
-        if self.spoil_head and torch.distributed.is_initialized() and torch.distributed.get_rank():
+        if self.spoil_head and os.environ.get("LOCAL_RANK") == "2":
             with torch.no_grad():
                 module.model.llm.lm_head.weight.mul_(1.5)
         return module
