@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_entrain.assign.types import Assignment
+from lightning_entrain.errors import ScheduleError
 from lightning_entrain.runtime.schedules import AUTO, SCHEDULES
 from lightning_entrain.schedule.choose import FAMILIES, choose_schedule
 from lightning_entrain.schedule.lower import Program, lower
 from lightning_entrain.schedule.one_f_one_b import build_forward_only
 from lightning_entrain.schedule.predict import replica_step
+from lightning_entrain.schedule.simulate import simulate
 from lightning_entrain.schedule.types import Placement, RowCounts, Schedule, row_counts
 from lightning_entrain.schedule.verify import verify
 from lightning_entrain.workload.sizes import SampleSize
@@ -118,15 +120,33 @@ class StepPlanner:
             sizes=sizes,
             stage_factors=self.stage_factors,
         )
-        choice = choose_schedule(
-            self.placement,
-            rows,
-            costs,
-            families=FAMILIES if self.may_split else ("1f1b",),
-            may_reorder=False,
-            num_steps=self.num_steps,
-        )
+        try:
+            choice = choose_schedule(
+                self.placement,
+                rows,
+                costs,
+                max_bytes=live_cap(self.placement),
+                families=FAMILIES if self.may_split else ("1f1b",),
+                may_reorder=False,
+                num_steps=self.num_steps,
+            )
+        except ScheduleError:  # microbatches so uneven that no order keeps to the cap
+            schedule = SCHEDULES["1f1b_split"](self.placement, rows)
+            return schedule, simulate(schedule, costs, rows).iteration_ms
         return choice.tuned.schedule, choice.simulation.iteration_ms
+
+
+def live_cap(placement: Placement) -> float:
+    """Activations a rank may hold, in mean microbatches of a stage.
+
+    One more than 1F1B's busiest rank holds, and the same for every rank: the last ranks need
+    weight work held back to fill the drain. Plans reserve memory for as much.
+    """
+    num = placement.num_stages
+    return 1.0 + max(
+        sum(num - stage for stage in placement.stages_of(rank))
+        for rank in range(placement.num_ranks)
+    )
 
 
 def size_rows(sizes: Sequence[SampleSize]) -> list[tuple[object, ...]]:
