@@ -127,7 +127,10 @@ class CostModelDriftMonitor(StepMonitor):
             return {}
         assert self._costs is not None
         assignment = self._costs.assignment_of(batch)
-        fresh = StageTimes.of(trace, predicted_timelines(trace, assignment, batch.sizes, shares))
+        factors = getattr(trainer.strategy, "stage_factors", None)
+        fresh = StageTimes.of(
+            trace, predicted_timelines(trace, assignment, batch.sizes, shares, factors)
+        )
         self.times = fresh if self.times is None else self.times.add(fresh)
         self._num_looks += 1
         placement = trace.replicas[0].schedule.placement

@@ -288,8 +288,9 @@ def _pipeline(trainer: pl.Trainer) -> Pipeline | None:
 
     planner: Any = getattr(trainer.strategy, "step_planner", None)
     return Pipeline(
-        placement=layout.placement,
+        placement=planner.placement,
         stage_shares=shares,
+        stage_factors=planner.stage_factors,
         schedule=SCHEDULES.get(planner.schedule),
     )
 

@@ -156,7 +156,8 @@ class PipelineTimelineMonitor(StepMonitor):
         assert self._costs is not None
         if shares is None or not self._costs.in_milliseconds:
             return ()
-        return predicted_timelines(trace, assignment, self._batch.sizes, shares)
+        factors = getattr(trainer.strategy, "stage_factors", None)
+        return predicted_timelines(trace, assignment, self._batch.sizes, shares, factors)
 
     def _log_picture(self, trainer: pl.Trainer, step: int) -> None:
         trace = step_trace(trainer)

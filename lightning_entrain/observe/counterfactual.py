@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lightning_entrain.assign.api import assign_samples
 from lightning_entrain.assign.types import Assignment
 from lightning_entrain.errors import EntrainError
-from lightning_entrain.observe.predicted import FORWARD_PART
+from lightning_entrain.observe.predicted import THIRDS
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.predict import choose_for_replicas, replica_step
 from lightning_entrain.schedule.simulate import simulate
@@ -58,11 +58,13 @@ class Pipeline:
         placement: Stages and ranks of a replica.
         stage_shares: Part of its module's work that each stage does.
         schedule: Builder of the run's schedule; None for the fastest of all.
+        stage_factors: Parts of a stage's work that F, I and W do; thirds if None.
     """
 
     placement: Placement
     stage_shares: Sequence[float]
     schedule: Builder | None = None
+    stage_factors: Sequence[tuple[float, float, float]] | None = None
 
 
 def as_trained(batches: Sequence[TrainedBatch], pipeline: Pipeline) -> PolicyOutcome:
@@ -125,17 +127,15 @@ def _outcome(
     build: Builder | None,
     families: Sequence[str],
 ) -> PolicyOutcome:
-    forward = assignment.with_costs(
-        [cost * FORWARD_PART for cost in assignment.encoder_cost or ()],
-        [cost * FORWARD_PART for cost in assignment.llm_cost or ()],
-    )
+    factors = pipeline.stage_factors or [THIRDS] * len(pipeline.stage_shares)
     if build is None:
         options = {"families": families} if families else {}
         choices = choose_for_replicas(
-            forward,
+            assignment,
             pipeline.placement,
             pipeline.stage_shares,
             sizes=sizes,
+            stage_factors=factors,
             may_reorder=False,
             num_steps=300,
             **options,  # type: ignore[arg-type]
@@ -145,7 +145,12 @@ def _outcome(
         times = []
         for replica in range(len(assignment.replicas)):
             rows, costs = replica_step(
-                forward, replica, pipeline.placement, pipeline.stage_shares, sizes=sizes
+                assignment,
+                replica,
+                pipeline.placement,
+                pipeline.stage_shares,
+                sizes=sizes,
+                stage_factors=factors,
             )
             times.append(simulate(build(pipeline.placement, rows), costs, rows).iteration_ms)
     return PolicyOutcome(

@@ -13,8 +13,8 @@ from lightning_entrain.schedule.predict import replica_step
 from lightning_entrain.schedule.simulate import simulate
 from lightning_entrain.workload.sizes import SampleSize
 
-FORWARD_PART = 1 / 3
-"""Forward's part of forward and backward; I and W take as much again each."""
+THIRDS = (1 / 3, 1 / 3, 1 / 3)
+"""Parts of F, I and W in the work of a stage that is trained as a whole."""
 
 
 def predicted_timelines(
@@ -22,6 +22,7 @@ def predicted_timelines(
     assignment: Assignment,
     sizes: Sequence[SampleSize],
     stage_shares: Sequence[float],
+    stage_factors: Sequence[tuple[float, float, float]] | None = None,
 ) -> tuple[Timeline, ...]:
     """Simulated timeline per replica, in the cost model's milliseconds.
 
@@ -30,15 +31,15 @@ def predicted_timelines(
         assignment: Of its batch, with costs of forward and backward in milliseconds.
         sizes: Of its batch.
         stage_shares: Part of its module's work that each stage does.
+        stage_factors: Parts of a stage's work that F, I and W do; thirds if None.
     """
-    forward = assignment.with_costs(
-        [cost * FORWARD_PART for cost in assignment.encoder_cost or ()],
-        [cost * FORWARD_PART for cost in assignment.llm_cost or ()],
-    )
+    factors = stage_factors or [THIRDS] * len(stage_shares)
     found = []
     for index, replica in enumerate(trace.replicas):
         placement = replica.schedule.placement
-        rows, costs = replica_step(forward, index, placement, stage_shares, sizes=sizes)
+        rows, costs = replica_step(
+            assignment, index, placement, stage_shares, sizes=sizes, stage_factors=factors
+        )
         found.append(simulate(replica.schedule, costs, rows).timeline)
     return tuple(found)
 

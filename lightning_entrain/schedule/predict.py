@@ -83,6 +83,7 @@ def choose_for_replicas(
     sizes: Sequence[SampleSize] | None = None,
     input_factor: float = 1.0,
     weight_factor: float = 1.0,
+    stage_factors: Sequence[tuple[float, float, float]] | None = None,
     overhead_ms: float = 0.0,
     max_bytes: MaxBytes = None,
     link: Link | None = None,
@@ -111,6 +112,7 @@ def choose_for_replicas(
             sizes=sizes,
             input_factor=input_factor,
             weight_factor=weight_factor,
+            stage_factors=stage_factors,
             overhead_ms=overhead_ms,
         )
         fits_profile = profile is not None and len(profile) == rows.num_microbatches
