@@ -201,6 +201,12 @@ class EntrainStrategy(CheckpointingStrategy):
         return None if planner is None else planner.stage_shares
 
     @property
+    def stage_factors(self) -> tuple[tuple[float, float, float], ...] | None:
+        """Parts of each stage's work that F, I and W do; follows from what is trained."""
+        planner: StepPlanner | None = self.step_planner
+        return None if planner is None else planner.stage_factors
+
+    @property
     def last_step_plan(self) -> StepPlan | None:
         """What this rank did in the last step; None before the first."""
         return None if self._engine is None else self._engine.last_plan
