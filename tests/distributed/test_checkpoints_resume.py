@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_entrain.checkpoint.files import EntrainCheckpointIO
+from lightning_entrain.checkpoint.write_queue import WriteQueue
 from tests.distributed.checkpoint_runs import BATCHES_PER_EPOCH, Run, fit
 from tests.distributed.ranks import run_ranks
 
@@ -32,6 +34,19 @@ def resumed(run: Run, step: int, **changes: Any) -> Results:
     if run.strategy is None:
         return [fit(run)]
     return run_ranks(run.devices, fit, run)
+
+
+def fit_while_writing_late(run: Run) -> Results:
+    """Every checkpoint is written after the step that follows it, which must not show in it."""
+    write = WriteQueue._run
+
+    def write_late(queue: WriteQueue, task: Any) -> None:
+        time.sleep(0.3)
+        write(queue, task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WriteQueue, "_run", write_late)
+        return run_ranks(run.devices, fit, run)
 
 
 def assert_goes_on(results: Results, whole: Results, step: int, *, exactly: bool) -> None:
@@ -57,7 +72,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Results]:
         save_every=1,
         uneven=True,
     )
-    return run, run_ranks(2, fit, run)
+    return run, fit_while_writing_late(run)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +86,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Results]:
         num_workers=1,
         assignment="joint",
     )
-    return run, run_ranks(3, fit, run)
+    return run, fit_while_writing_late(run)
 
 
 @pytest.mark.parametrize(("step", "num_workers"), [(3, 1), (BATCHES_PER_EPOCH, 0)])
