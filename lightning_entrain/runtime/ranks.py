@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -39,7 +38,7 @@ class RankStrategy(ParallelStrategy):
 
     Args:
         timeout_seconds: How long a message or collective may take before the job ends.
-        stop_seconds: How long a rank may take to finish its step and save after SIGTERM.
+        stop_seconds: How long a rank may take to finish its step after SIGTERM, before it saves.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
         options: As of Lightning's ParallelStrategy.
     """
@@ -134,7 +133,22 @@ class RankStrategy(ParallelStrategy):
 
     def on_train_start(self) -> None:
         """Take SIGTERM over from Lightning, whose handler starts a collective at once."""
-        if self._stop_request is not None and threading.current_thread() is threading.main_thread():
+        self._heed_signals()
+
+    def on_validation_start(self) -> None:
+        """As at the start of training; the sanity check comes before that."""
+        self._heed_signals()
+
+    def on_test_start(self) -> None:
+        """As at the start of training."""
+        self._heed_signals()
+
+    def on_predict_start(self) -> None:
+        """As at the start of training."""
+        self._heed_signals()
+
+    def _heed_signals(self) -> None:
+        if self._stop_request is not None:
             self._stop_request.install()
 
     def barrier(self, name: str | None = None) -> None:
