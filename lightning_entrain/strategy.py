@@ -48,6 +48,7 @@ from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.run_plan import RunPlan
 from lightning_entrain.runtime.signals import EXIT_CODE, REQUEUE
 from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
+from lightning_entrain.runtime.stop_together import StopTogether
 from lightning_entrain.runtime.ties import TiedCopies, create_tie_groups
 
 INTERRUPTED = "interrupted.ckpt"
@@ -89,7 +90,7 @@ class EntrainStrategy(CheckpointingStrategy):
             Not with schedules that split B into I and W.
         compile_backend: Backend of torch.compile.
         timeout_seconds: How long a message or collective may take before the job ends.
-        stop_seconds: How long a rank may take to finish its step and save after SIGTERM.
+        stop_seconds: How long a rank may take to finish its step after SIGTERM, before it saves.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
         cluster_environment: Overrides Lightning's choice.
         checkpoint_io: Overrides Lightning's choice.
@@ -146,10 +147,12 @@ class EntrainStrategy(CheckpointingStrategy):
             "compile_backend": compile_backend if compile else None,
         }
         self._groups = PipelineGroups()
+        self._groups_made_for: tuple[Any, ...] | None = None
         self._optimizer_layouts: list[OptimizerLayout] = []
         self._engine: PipelineEngine | None = None
         self._accumulating = False
         self._one_stage = False
+        self._stop_together: StopTogether | None = None
         self._tied: TiedCopies | None = None
 
     # --- who is where -----------------------------------------------------------------------
@@ -285,11 +288,11 @@ class EntrainStrategy(CheckpointingStrategy):
                 prune_optimizer(optimizer, kept)
         self.precision_plugin.convert_module(self.lightning_module)
         self.model_to_device()
-        if self.is_distributed and self._groups.control is None:
-            self._groups = create_groups(self.layout, self.root_device, self._timeout)
+        self._connect_stages()
         if self._groups.replicas is not None:
             copy_from_first_replica(partition.own_tensors(), self._groups.replicas)
-        self._equalize_tied_copies()
+        self._tied = partition.tied_copies(self.global_rank, self._groups.ties)
+        self._tied.equalize()
         self._attach_engine()
         self.setup_precision_plugin()
         if fitting:
@@ -339,12 +342,18 @@ class EntrainStrategy(CheckpointingStrategy):
         assert self.lightning_module is not None
         self.lightning_module.to(self.root_device)
 
-    def _equalize_tied_copies(self) -> None:
-        partition = self._partition
-        if partition.ties and not self._groups.ties:
-            self._groups.ties = create_tie_groups(self.layout, partition.ties, self._timeout)
-        self._tied = partition.tied_copies(self.global_rank, self._groups.ties)
-        self._tied.equalize()
+    def _connect_stages(self) -> None:
+        """Make the process groups, again only where stages or ties have changed.
+
+        All ranks decide alike, for torch counts new groups on every rank.
+        """
+        ties = self._partition.ties
+        pairs = tuple(sorted({tie.ranks for tie in ties}))
+        wanted = (self.layout.placement.stage_to_rank, self.layout.num_replicas, pairs)
+        if self.is_distributed and wanted != self._groups_made_for:
+            self._groups = create_groups(self.layout, self.root_device, self._timeout)
+            self._groups.ties = create_tie_groups(self.layout, ties, self._timeout)
+            self._groups_made_for = wanted
 
     def _attach_engine(self) -> None:
         planner = self.step_planner
@@ -418,6 +427,17 @@ class EntrainStrategy(CheckpointingStrategy):
             check_label_count(found, announced)
         return super().batch_to_device(batch, device, dataloader_idx)
 
+    def on_train_start(self) -> None:
+        """Share every rank's wish to stop while training runs."""
+        super().on_train_start()
+        if self._groups.control is not None and self.lightning_module is not None:
+            self._stop_together = StopTogether(self.lightning_module.trainer, self._any_rank)
+
+    def _any_rank(self, wish: bool) -> bool:
+        shared = torch.tensor(int(wish))
+        self._told_to_all(dist.all_reduce, shared, dist.ReduceOp.MAX, group=self._groups.control)
+        return bool(shared)
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Free the last step's gradients before the schedule needs the memory."""
         super().on_train_batch_start(batch, batch_idx)
@@ -470,6 +490,10 @@ class EntrainStrategy(CheckpointingStrategy):
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         assert self._engine is not None
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if self._stop_request is not None:
+            self._stop_request.saving()
         self._write_at_once()
         if self._engine.stop_agreed == REQUEUE:
             handle = trainer._signal_connector._slurm_sigusr_handler_fn
@@ -498,6 +522,9 @@ class EntrainStrategy(CheckpointingStrategy):
 
     def teardown(self) -> None:
         """Detach the engine; the ranks stay connected for a further fit or validate."""
+        if self._stop_together is not None:
+            self._stop_together.remove()
+            self._stop_together = None
         if self._run_plan.partition is not None:
             self._partition.model.detach_engine()
         if self._engine is not None:

@@ -99,13 +99,18 @@ class ModelPartition:
                 self._foreign[name] = before[name].to("meta")
 
     def restore_foreign_as_meta(self) -> None:
-        """Put foreign modules back, without values, so that optimizers see the whole model."""
+        """Put foreign modules back, without values, so that optimizers see the whole model.
+
+        The names of the full state are read anew: hooks may have added to the module since.
+        """
         for name, part in self._foreign.items():
             parent, _, leaf = name.rpartition(".")
             self.model.get_submodule(parent)._modules[leaf] = part
         if self._foreign:
             tie_again(self.model, self.ties)
         self._foreign.clear()
+        if self.module is not None:
+            self.full_names = tuple(self.module.state_dict())
 
     def own_state(
         self, state: Mapping[str, Tensor], global_rank: int, *, second_copies: bool = True
