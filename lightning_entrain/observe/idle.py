@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_entrain.observe.step_trace import ReplicaTrace, StepTrace, compute_end_ms
 from lightning_entrain.schedule.graph import Edge, StepGraph
-from lightning_entrain.schedule.types import Action, ActionKind, RowCounts, Schedule
+from lightning_entrain.schedule.types import Action, ActionKind, Schedule
 
 Durations = Callable[[int, Action], float]
 """Milliseconds of an action of a rank."""
@@ -100,7 +100,7 @@ def _split_replica(replica: ReplicaTrace, step_ms: float) -> list[RankIdle]:
     ranks = replica.schedule.ranks
     without_transfers_ms = run_in_time(graph, ranks, lambda r, a: took[r, a])
     communication = max(measured_ms - without_transfers_ms, 0.0)
-    even = _even_durations(replica.schedule, took)
+    even = even_durations(replica.schedule, took)
     busy = [sum(took[r, action] for action in own) for r, own in enumerate(ranks)]
     even_busy = sum(busy) / len(busy)
     fill_drain = max(run_in_time(graph, ranks, lambda r, a: even[r, a]) - even_busy, 0.0)
@@ -135,7 +135,7 @@ def durations_of(replica: ReplicaTrace) -> dict[tuple[int, Action], float]:
     }
 
 
-def _even_durations(
+def even_durations(
     schedule: Schedule, took: Mapping[tuple[int, Action], float]
 ) -> dict[tuple[int, Action], float]:
     """Durations of equal work: one per kind, scaled so that all ranks are busy equally long."""
@@ -186,8 +186,3 @@ def run_in_time(graph: StepGraph, ranks: Sequence[Sequence[Action]], duration: D
                 if edge in waiting:
                     active.append(waiting.pop(edge))
     return max(free_at, default=0.0)
-
-
-def predicted_end_ms(schedule: Schedule, rows: RowCounts, duration: Durations) -> float:
-    """End of a schedule with given durations; see :func:`run_in_time`."""
-    return run_in_time(StepGraph(schedule.placement, rows), schedule.ranks, duration)

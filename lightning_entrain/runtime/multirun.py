@@ -49,8 +49,9 @@ def job_name() -> str | None:
     from hydra.core.hydra_config import HydraConfig
 
     config = HydraConfig.get()
-    # What was given as it is now is the same in all jobs.
-    own = [override for override in config.overrides.task if override not in sys.argv]
+    # What was given as it is now is the same in all jobs; Hydra completes deletions (~key).
+    given = {*sys.argv, *(f"{argument}=null" for argument in sys.argv)}
+    own = [override for override in config.overrides.task if override not in given]
     return ",".join(own) or str(config.job.override_dirname or config.job.num)
 
 
@@ -116,7 +117,7 @@ def end_job(trainer: Any) -> None:
     strategy = trainer.strategy
     launcher: Any = getattr(strategy, "_launcher", None)
     if getattr(launcher, "procs", None):
-        launcher.end_children(grace_seconds=60.0)
+        launcher.end_children()
         atexit.unregister(launcher.end_children)
     watch = getattr(strategy, "_watch", None)
     if watch is not None:

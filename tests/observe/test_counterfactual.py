@@ -46,3 +46,11 @@ def test_the_comparison_does_not_depend_on_what_the_run_did():
     one, other = (compare_policies(batches(p), PIPELINE) for p in ("fixed", "entrain"))
     assert one["fixed"] == other["fixed"]
     assert one["disttrain"].step_ms == pytest.approx(other["disttrain"].step_ms)
+
+
+def test_one_microbatch_takes_the_sum_of_both_modules():
+    sizes = SIZES[1:2]
+    assignment = assign_samples([3.0], [6.0], num_replicas=1, num_microbatches=1, policy="fixed")
+    batch = TrainedBatch(assignment=assignment, sizes=sizes)
+    assert sizes[0].has_images
+    assert as_trained([batch], PIPELINE).step_ms == pytest.approx(9.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_entrain.observe.idle import durations_of, split_idle
+from lightning_entrain.observe.idle import durations_of, even_durations, split_idle
 from lightning_entrain.observe.step_trace import RankRecord, ReplicaTrace, StepTrace, join_records
 from lightning_entrain.observe.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
@@ -116,3 +116,34 @@ def test_ranks_of_a_host_share_its_clock_and_hosts_are_aligned():
     assert firsts == pytest.approx([0.0, 501.0, 250.0, 1.0])
     assert trace.planning_ms == 1.0
     assert len(durations_of(trace.replicas[1])) == 8
+
+
+def test_equal_work_means_equally_busy_ranks_also_where_one_has_more_stages():
+    """Rank 0 holds two of three stages; its four actions then take half as long as rank 1's two."""
+    placement = Placement(num_encoder_stages=2, num_llm_stages=1, stage_to_rank=(0, 0, 1))
+    rows = RowCounts(encoder=(8,), segments={(0, 0): 2}, llm=(5,))
+    schedule = build_1f1b(placement, rows)
+    spans = {
+        "0F0": (0, 1),
+        "1F0": (1, 2),
+        "2F0": (2, 4),
+        "2B0": (4, 6),
+        "1B0": (6, 7),
+        "0B0": (7, 8),
+    }
+    timeline = Timeline(
+        rows=tuple(
+            TimelineRow(rank, action, *map(float, spans[str(action)]))
+            for rank, own in enumerate(schedule.ranks)
+            for action in own
+        ),
+        num_ranks=2,
+    )
+    idle = split(ReplicaTrace(schedule=schedule, rows=rows, timeline=timeline))
+    # Both ranks are busy 4 ms of 8, one after the other, as with equal work: nothing is imbalance.
+    assert [r.fill_drain_ms for r in idle.ranks] == pytest.approx([4.0, 4.0])
+    assert idle.imbalance_ratio == pytest.approx(0.0)
+    took = {(row.rank, row.action): row.duration_ms for row in timeline.rows}
+    even = even_durations(schedule, took)
+    totals = [sum(even[rank, action] for action in own) for rank, own in enumerate(schedule.ranks)]
+    assert totals == pytest.approx([4.0, 4.0])
