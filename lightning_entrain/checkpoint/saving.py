@@ -158,7 +158,8 @@ class CheckpointingStrategy(RankStrategy):
                 the background, could not be written on one of them.
         """
         self._finish_writing()
-        checkpoint[RECORD] = {**checkpoint.get(RECORD, {}), **self._record(checkpoint)}
+        if not self._one_stage:
+            checkpoint[RECORD] = {**checkpoint.get(RECORD, {}), **self._record(checkpoint)}
         background = self._asynchronous and self._training()
         if background:
             checkpoint = self._snapshot(checkpoint)
@@ -289,7 +290,7 @@ class CheckpointingStrategy(RankStrategy):
             )
         else:
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        if fitting:
+        if fitting and not self._one_stage:  # which is to behave as Lightning does
             mend_epoch_end(checkpoint)
             states = checkpoint.get(RECORD, {}).get("random")
             self._random_state = random_state.of_rank(states, self.global_rank, self.world_size)

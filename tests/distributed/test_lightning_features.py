@@ -288,3 +288,25 @@ def test_manual_optimization(devices: int, options: dict[str, Any], tmp_path: Pa
             for name, parameter in rank.parameters.items():
                 distance = np.linalg.norm(parameter - one.parameters[name])
                 assert distance <= 1e-5 * np.linalg.norm(one.parameters[name]), name
+
+
+class StopOnOneRank(pl.Callback):
+    """A condition that only one rank sees."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_rank == 1 and trainer.global_step == 3:
+            trainer.should_stop = True
+
+
+def _fit_until_one_rank_stops(root: Path) -> list[Any]:
+    job = Job(trainer={"callbacks": [StopOnOneRank()]})
+    module = job.module()
+    trainer = job.make_trainer(EntrainStrategy(llm_stages=2), 3, root)
+    trainer.fit(module, job.loader(trainer, module))
+    return [trainer.global_step, [type(c).__name__ for c in trainer.callbacks]]
+
+
+def test_a_wish_to_stop_on_one_rank_stops_all(tmp_path: Path) -> None:
+    for step, callbacks in run_ranks(3, _fit_until_one_rank_stops, tmp_path):
+        assert step == 3
+        assert callbacks == ["StopOnOneRank"]

@@ -1,0 +1,1 @@
+"""Lightning's own tests, run with EntrainStrategy; see run.py. Not part of the test suite."""
