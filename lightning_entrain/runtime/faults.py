@@ -39,6 +39,10 @@ class FaultWatch:
         host: Address of the job's key-value store.
         port: Its port.
         grace_seconds: How long a rank may take to fail by itself.
+
+    Attributes:
+        orderly: Whether the last run ended well, so that other ranks may leave.
+        reported: Whether this rank has failed.
     """
 
     def __init__(self, rank: int, host: str, port: int, *, grace_seconds: float = 5.0) -> None:
@@ -52,7 +56,8 @@ class FaultWatch:
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._own_traceback = ""
-        self._reported = False
+        self.orderly = False
+        self.reported = False
         self._first: tuple[int | None, str] | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True, name="entrain-faults")
 
@@ -73,9 +78,9 @@ class FaultWatch:
 
         A lost connection follows from what happened on another rank, which is given time to tell.
         """
-        if self._reported:
+        if self.reported:
             return
-        self._reported = True
+        self.reported = True
         if is_lost_connection(error):
             self._listen(_HEARSAY_SECONDS)
         else:
@@ -123,7 +128,9 @@ class FaultWatch:
             first = self.first_error()
             if first is None:
                 continue
-            grace = self._grace_seconds * (2 if self._reported else 1)
+            if first[0] is None and self.orderly:
+                return  # rank 0 has finished, this rank may still have work of its own
+            grace = self._grace_seconds * (2 if self.reported else 1)
             if self._done.wait(grace):
                 return
             print(

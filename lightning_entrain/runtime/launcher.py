@@ -22,6 +22,7 @@ from lightning_entrain.runtime.multirun import in_sweep, start_ranks
 from lightning_entrain.runtime.signals import EXIT_CODE
 
 _GRACE_SECONDS = 8.0
+_ORDERLY_SECONDS = 60.0
 _ORDERLY = (0, EXIT_CODE)
 _PARENT = "ENTRAIN_LAUNCHER_PID"
 
@@ -68,6 +69,7 @@ class EntrainLauncher(_SubprocessScriptLauncher):
         super().__init__(cluster_environment, num_processes, num_nodes)
         self._preflight = preflight
         self.on_child_failure: Callable[[int, str], None] | None = None
+        self.orderly = False  # whether the last run ended well: then the others may take longer
 
     @property
     def is_interactive_compatible(self) -> bool:
@@ -98,8 +100,9 @@ class EntrainLauncher(_SubprocessScriptLauncher):
         self._check_can_spawn_children()
         self.procs = start_ranks(self.cluster_environment, self.num_processes, self.num_nodes)
 
-    def end_children(self, grace_seconds: float = _GRACE_SECONDS) -> None:
+    def end_children(self) -> None:
         """Wait for the other ranks of this node; terminate those that stay."""
+        grace_seconds = _ORDERLY_SECONDS if self.orderly else _GRACE_SECONDS
         deadline = time.monotonic() + grace_seconds
         for process in self.procs:
             try:

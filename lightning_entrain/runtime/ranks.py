@@ -115,6 +115,7 @@ class RankStrategy(ParallelStrategy):
                 self.cluster_environment.main_port,
             )
             self._watch.start()
+        self._note_end(orderly=False)
         if isinstance(self._launcher, EntrainLauncher):
             self._launcher.on_child_failure = self._report_child
         if self._stop_request is None:
@@ -217,7 +218,14 @@ class RankStrategy(ParallelStrategy):
         if self._stop_request is not None:
             self._stop_request.remove()
             self._stop_request = None
+        self._note_end(orderly=self._watch is None or not self._watch.reported)
         super().teardown()
+
+    def _note_end(self, *, orderly: bool) -> None:
+        if self._watch is not None:
+            self._watch.orderly = orderly
+        if isinstance(self._launcher, EntrainLauncher):
+            self._launcher.orderly = orderly
 
 
 def _store_of_attempt(environment: ClusterEnvironment, timeout: timedelta) -> dict[str, Any]:
