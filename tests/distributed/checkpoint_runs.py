@@ -45,6 +45,10 @@ class NoisyModule(EntrainLightningModule):
         self.losses.append(loss.item())
         return loss
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["losses"] = self.losses  # grows while it is written
+
 
 @dataclass
 class Run:

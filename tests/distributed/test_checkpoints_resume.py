@@ -99,6 +99,8 @@ def test_exactly_on_two_ranks_from_shards(
 
 def test_exactly_on_three_ranks_from_a_file(file: tuple[Run, Results]) -> None:
     run, whole = file
+    saved = EntrainCheckpointIO().load_checkpoint(run.root / "step=3.ckpt")
+    assert saved["losses"] == whole[0][0][:3]
     assert_goes_on(resumed(run, 3), whole, 3, exactly=True)
 
 
