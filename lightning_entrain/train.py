@@ -303,9 +303,10 @@ def _finish_wandb() -> tuple[Path | None, str | None]:
     run = getattr(wandb, "run", None)
     if wandb is None or run is None:
         return None, None
+    disabled = getattr(run, "disabled", False)
     folder, url = Path(run.dir).parent, None if run.offline else run.url
     wandb.finish()
-    return folder, url
+    return (None, None) if disabled else (folder, url)
 
 
 if __name__ == "__main__":
