@@ -81,7 +81,7 @@ def _b_min(trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
     plan = getattr(trainer.strategy, "plan", None)
     if plan is not None and plan.b_min is not None:
         return int(plan.b_min)
-    workload = BatchCosts(trainer, pl_module).workload
+    workload = BatchCosts.shared(trainer, pl_module).workload
     datamodule: Any = getattr(trainer, "datamodule", None)
     if workload is None or not hasattr(datamodule, "train_sizes"):
         return None

@@ -79,7 +79,7 @@ class CostModelDriftMonitor(StepMonitor):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out what samples cost."""
-        self._costs = BatchCosts(trainer, pl_module)
+        self._costs = BatchCosts.shared(trainer, pl_module)
         self.times, self.suggestion = None, None
         self._num_looks, self._warned = 0, False
         define_sections(trainer)

@@ -91,7 +91,7 @@ class RunReport(Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out what samples cost."""
-        self._costs = BatchCosts(trainer, pl_module)
+        self._costs = BatchCosts.shared(trainer, pl_module)
         self._batches, self._stride, self._losses, self._facts = [], 1, {}, {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

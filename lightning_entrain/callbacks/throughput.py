@@ -79,7 +79,7 @@ class ThroughputMonitor(StepMonitor):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out what samples cost."""
-        self._costs = BatchCosts(trainer, pl_module)
+        self._costs = BatchCosts.shared(trainer, pl_module)
         self._window, self._seen_steps, self._idle_since = _Window(), 0, 0.0
         define_sections(trainer)
 

@@ -87,7 +87,7 @@ class PipelineTimelineMonitor(StepMonitor):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out what samples cost."""
-        self._costs = BatchCosts(trainer, pl_module)
+        self._costs = BatchCosts.shared(trainer, pl_module)
         define_sections(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

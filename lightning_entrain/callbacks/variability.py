@@ -70,7 +70,7 @@ class WorkloadVariabilityMonitor(StepMonitor):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out what samples cost."""
-        self._costs = BatchCosts(trainer, pl_module)
+        self._costs = BatchCosts.shared(trainer, pl_module)
         define_sections(trainer)
 
     def on_train_batch_end(
@@ -86,7 +86,7 @@ class WorkloadVariabilityMonitor(StepMonitor):
         Raises:
             ConfigError: If the batch does not say how it was planned.
         """
-        costs = self._costs or BatchCosts(trainer, pl_module)
+        costs = self._costs or BatchCosts.shared(trainer, pl_module)
         assignment = costs.assignment_of(batch)
         plan = getattr(trainer.strategy, "plan", None)
         values = measure(

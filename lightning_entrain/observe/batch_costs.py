@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import lightning.pytorch as pl
 
@@ -29,6 +30,8 @@ class BatchCosts:
         self.workload: Workload | None = getattr(strategy, "workload", None)
         datamodule = getattr(trainer, "datamodule", None)
         # The data module assigns by the strategy's costs, so its batches hold them already.
+        self._module = ref(pl_module)
+        self._last: tuple[Any, Assignment] | None = None
         self._batches_hold_them = (
             getattr(strategy, "sample_costs", None) is not None
             and type(datamodule).__name__ == "EntrainDataModule"
@@ -57,7 +60,25 @@ class BatchCosts:
             return assignment.with_costs(*token_costs(sizes))
         if self._batches_hold_them and assignment.encoder_cost is not None:
             return assignment
-        return assignment.with_costs(*self.workload.sample_costs(sizes))
+        if self._last is None or self._last[0] is not sizes:
+            self._last = sizes, assignment.with_costs(*self.workload.sample_costs(sizes))
+        return self._last[1]
+
+    @classmethod
+    def shared(cls, trainer: pl.Trainer, pl_module: pl.LightningModule) -> BatchCosts:
+        """One object for all monitors of a fit, so that each batch is looked at once."""
+        known = _shared.get(trainer)
+        workload = getattr(trainer.strategy, "workload", None)
+        if (
+            known is None
+            or known._module() is not pl_module
+            or (workload is not None and known.workload is not workload)
+        ):
+            known = _shared[trainer] = cls(trainer, pl_module)
+        return known
+
+
+_shared: WeakKeyDictionary[pl.Trainer, BatchCosts] = WeakKeyDictionary()
 
 
 def token_costs(sizes: Any) -> tuple[list[float], list[float]]:
