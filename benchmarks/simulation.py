@@ -29,7 +29,7 @@ from lightning_entrain.plan_app import make_report
 from lightning_entrain.plan_app import register_configs as register_plan_configs
 from lightning_entrain.schedule.types import Placement
 from lightning_entrain.simulate_app import make_comparison, register_configs
-from lightning_entrain.simulation.policies import PolicyOptions
+from lightning_entrain.simulation.inputs import PolicyOptions
 from lightning_entrain.simulation.results import run_policy
 from lightning_entrain.simulation.stage_plan import StagePlan
 

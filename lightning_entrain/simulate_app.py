@@ -22,13 +22,13 @@ from lightning_entrain.observe.chrome_trace import chrome_trace
 from lightning_entrain.observe.report import report_page
 from lightning_entrain.plan_app import ClusterConf, DataConf, TrainingConf, make_request
 from lightning_entrain.plan_file import read_plan
-from lightning_entrain.simulation.policies import PolicyOptions
+from lightning_entrain.simulation.inputs import PolicyOptions
 from lightning_entrain.simulation.setting import Comparison, SimulationSetting, compare
 
 
 @dataclass
 class PolicyConf:
-    """How one policy is run; see :class:`lightning_entrain.simulation.policies.PolicyOptions`."""
+    """How one policy is run; see :class:`lightning_entrain.simulation.inputs.PolicyOptions`."""
 
     policy: str = "joint"
     schedule: str = "1f1b"

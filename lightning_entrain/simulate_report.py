@@ -52,9 +52,10 @@ def setting_lines(found: Comparison) -> list[str]:
     if setting.memory_gib is not None:
         memory = f"{setting.memory_gib:g} GiB per GPU"
     transfers = "counted" if setting.communication else "not counted"
+    batches = "batch" if setting.num_batches == 1 else "batches"
     return [
         f"{setting.request.model.name} on {found.described['data']}: {setting.num_batches} global "
-        f"batches of {plan.global_batch_size}, seed {setting.seed}",
+        f"{batches} of {plan.global_batch_size}, seed {setting.seed}",
         f"{cluster.num_gpus} x {cluster.device.name}: {plan.dp} replicas, tensor parallelism "
         f"{plan.encoder_tp} and {plan.llm_tp}, {setting.stages.splits} encoder:LLM stages "
         f"({setting.placement}), {plan.num_microbatches} microbatches",

@@ -10,8 +10,9 @@ from lightning_entrain.plan.request import PlanRequest
 from lightning_entrain.plan.search import Evaluate
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.simulation.costs import Costing
+from lightning_entrain.simulation.inputs import Machine, PolicyOptions, batches
 from lightning_entrain.simulation.links import plan_link
-from lightning_entrain.simulation.policies import Machine, PolicyOptions, PolicyRunner, batches
+from lightning_entrain.simulation.policies import PolicyRunner
 from lightning_entrain.simulation.stage_plan import StagePlan, from_parallel_plan
 from lightning_entrain.workload.hardware import Cluster
 

@@ -16,13 +16,8 @@ from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.schedule.dip import expand_groups
 from lightning_entrain.schedule.limits import Limits, step_limits
 from lightning_entrain.schedule.types import ActionKind
-from lightning_entrain.simulation.policies import (
-    GlobalBatch,
-    Machine,
-    PolicyRunner,
-    ReplicaStep,
-    Step,
-)
+from lightning_entrain.simulation.inputs import GlobalBatch, Machine
+from lightning_entrain.simulation.policies import PolicyRunner, ReplicaStep, Step
 from lightning_entrain.simulation.stage_plan import StagePlan
 
 

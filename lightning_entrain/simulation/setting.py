@@ -12,15 +12,15 @@ from lightning_entrain.plan.request import PlanRequest
 from lightning_entrain.plan.search import search_plans
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.simulation.costs import Blocks, Costing
-from lightning_entrain.simulation.links import plan_link
-from lightning_entrain.simulation.policies import (
+from lightning_entrain.simulation.inputs import (
     GlobalBatch,
     Machine,
     PolicyOptions,
-    PolicyRunner,
     batches,
     parse_splits,
 )
+from lightning_entrain.simulation.links import plan_link
+from lightning_entrain.simulation.policies import PolicyRunner
 from lightning_entrain.simulation.results import PolicyResult, budget_error, run_policy
 from lightning_entrain.simulation.stage_plan import (
     PLACEMENTS,
