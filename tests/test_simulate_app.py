@@ -80,6 +80,12 @@ def test_times_are_in_order_and_better_policies_are_faster(found):
     assert by_name["joint"].encoder.cv < by_name["entrain"].encoder.cv
     assert by_name["dip"].encoder.std < 0.75 * by_name["fixed"].encoder.std
     assert by_name["dip"].llm.std == pytest.approx(by_name["fixed"].llm.std)
+    # Forward is a third of F, I and W by FLOPs, and the microbatches share it.
+    fixed, drawn = by_name["fixed"], found.setting.drawn
+    num = 4 * fixed.num_microbatches
+    for spread, times in (("encoder", "encoder_ms"), ("llm", "llm_ms")):
+        mean = np.mean([getattr(batch, times).sum() / 3 / num for batch in drawn])
+        assert getattr(fixed, spread).mean == pytest.approx(mean)
     # The same work, whatever the policy.
     work = [result.ideal_ms for result in found.results]
     assert work == pytest.approx([work[0]] * 6)
