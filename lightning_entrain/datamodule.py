@@ -26,6 +26,7 @@ from lightning_entrain.planning import Workload
 from lightning_entrain.workload.image_rule import ImageRule
 from lightning_entrain.workload.sizes import SampleSize
 
+_MAX_PROFILED_SAMPLES = 8192
 SPLITS = ("train", "val", "test")
 
 
@@ -131,6 +132,7 @@ class EntrainDataModule(pl.LightningDataModule):
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._dataset: SizedDataset | None = None
+        self._fingerprints: dict[str, Any] | None = None
         self._parts: dict[str, list[int]] = {}
 
     # --- what the data is -----------------------------------------------------------------------
@@ -195,9 +197,10 @@ class EntrainDataModule(pl.LightningDataModule):
         return workload.profile(self.train_sizes(), num_gpus)
 
     def train_sizes(self) -> list[SampleSize]:
-        """Sizes of the training samples. Valid after :meth:`setup`."""
+        """Sizes of training samples, at most 8,192, evenly spread. Valid after :meth:`setup`."""
         part = self.part("train")
-        return [self.dataset.sizes[index] for index in part]
+        step = -(-len(part) // _MAX_PROFILED_SAMPLES)
+        return [self.dataset.sizes[index] for index in part[:: max(step, 1)]]
 
     # --- Lightning's hooks ----------------------------------------------------------------------
 
@@ -270,7 +273,13 @@ class EntrainDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """What the data is; where training stands is in the loader's state."""
-        return {"source": self.source.fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
+        # As at the start: a checkpoint must not depend on the present state of the files.
+        if self._fingerprints is None:
+            self._fingerprints = {
+                "source": self.source.fingerprint(),
+                "tokenizer": self.tokenizer.fingerprint(),
+            }
+        return dict(self._fingerprints)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Warn if a checkpoint was made with other data."""

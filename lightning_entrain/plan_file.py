@@ -19,9 +19,10 @@ def read_plan(plan: str | Path | ParallelPlan) -> ParallelPlan:
     path = Path(plan)
     try:
         text = path.read_text()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(
-            f"strategy.plan={plan} cannot be read: {error.strerror}",
+            f"strategy.plan={plan} cannot be read: {reason}",
             remedy="write one with entrain-plan",
         ) from error
     return ParallelPlan.from_json(text)

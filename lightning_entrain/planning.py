@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -171,13 +173,23 @@ def workload_of(
 
 
 def device_of(device: torch.device) -> Device:
-    """The roofline of a device; that of an H100 for a GPU that has none of its own."""
+    """The roofline of a device, with the memory it really has.
+
+    A GPU that is not known takes the speeds of an H100: of those only ratios matter here.
+    """
     if device.type != "cuda":
         return _NOMINAL_CPU
-    name = torch.cuda.get_device_name(device).lower().replace(" ", "").replace("-", "")
-    for known in sorted(DEVICES, key=len, reverse=True):
-        if known.split("-")[0] in name:
-            return DEVICES[known]
+    found = torch.cuda.get_device_properties(device)
+    return replace(named_device(found.name), memory_gib=found.total_memory / 2**30)
+
+
+def named_device(name: str) -> Device:
+    """The device whose name occurs as a word (or two, as in "RTX 4090") in a GPU's name."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    joined = {*words, *("".join(pair) for pair in pairwise(words))}
+    for known, device in DEVICES.items():
+        if known.split("-")[0] in joined:
+            return device
     return DEVICES["h100"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,7 +91,7 @@ class PlannedBatch:
         """Samples in the global batch, over all replicas."""
         return len(self.sizes)
 
-    @property
+    @cached_property
     def num_label_tokens(self) -> int:
         """Label tokens in the global batch: the divisor of the loss."""
         return total_label_tokens(self.sizes)

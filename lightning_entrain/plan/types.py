@@ -200,7 +200,12 @@ class ParallelPlan:
             values[name] = _stages(f"plan.{name}", values[name])
         values["stages"] = tuple(_prediction(item) for item in values.get("stages", ()))
         trials = values.get("trials", {})
-        values["trials"] = {int(size): tuple(splits) for size, splits in trials.items()}
+        try:
+            values["trials"] = {int(size): tuple(splits) for size, splits in trials.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"plan.trials is {trials!r}", limit="a list of splits per batch size"
+            ) from error
         values["not_runnable"] = tuple(values.get("not_runnable", ()))
         for name in ("iteration_ms", "tokens_per_s"):
             if values.get(name, 0.0) is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class GradientAccumulator:
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, full_precision: bool = True) -> None:
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self._collecting = False
         self._parameters = [p for p in parameters if p.requires_grad]
         self._low = {p for p in self._parameters if full_precision and p.dtype in _LOW_PRECISION}
         self._hooks = [p.register_post_accumulate_grad_hook(self._absorb) for p in self._low]
@@ -43,6 +45,15 @@ class GradientAccumulator:
         else:
             parameter.grad.add_(gradient)
 
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Only inside are gradients absorbed: those of the user's own backward pass by."""
+        self._collecting = True
+        try:
+            yield
+        finally:
+            self._collecting = False
+
     def take(self) -> list[Tensor | None]:
         """The sums in the parameters' order and type; the parameters are left without gradients."""
         found: list[Tensor | None] = []
@@ -60,6 +71,8 @@ class GradientAccumulator:
         self._sums.clear()
 
     def _absorb(self, parameter: Tensor) -> None:
+        if not self._collecting:
+            return
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None:
             self._add_low(parameter, gradient)

@@ -131,7 +131,8 @@ class PipelineEngine:
         try:
             for parameter in self._parameters:
                 parameter.grad = None
-            sums = self._run(plan, batch)
+            with self._accumulator.collecting():
+                sums = self._run(plan, batch)
             fresh = self._accumulator.take()
             if self._tied is not None:
                 self._tied.sum_gradients(self._parameters, fresh)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 BUCKET_BYTES = 25 * 2**20
+_MAX_IN_FLIGHT = 4
+_Reduction = tuple[Any, Tensor, list[Tensor]]
 
 
 def sum_over_replicas(
@@ -36,16 +40,23 @@ def sum_over_replicas(
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
-    pending = []
+    pending: deque[_Reduction] = deque()
     for bucket in _buckets(gradients, bucket_bytes):
+        if len(pending) == _MAX_IN_FLIGHT:  # each holds a copy of its gradients
+            _finish(pending.popleft())
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         pending.append((dist.all_reduce(flat, group=group, async_op=True), flat, bucket))
-    for work, flat, bucket in pending:
-        work.wait()
-        offset = 0
-        for gradient in bucket:
-            gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
-            offset += gradient.numel()
+    while pending:
+        _finish(pending.popleft())
+
+
+def _finish(reduction: _Reduction) -> None:
+    work, flat, bucket = reduction
+    work.wait()
+    offset = 0
+    for gradient in bucket:
+        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+        offset += gradient.numel()
 
 
 def _buckets(gradients: Iterable[Tensor], limit: int) -> list[list[Tensor]]:

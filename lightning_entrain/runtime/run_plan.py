@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_entrain.errors import ConfigError, InfeasiblePlanError
 from lightning_entrain.models.entrain_model import EntrainModel
@@ -127,6 +127,13 @@ class RunPlan:
             ranks_per_node: Devices of one node.
             from_rank_zero: Runs a function on rank 0 and gives its result to all ranks.
         """
+        if self.given is not None and self.given.global_batch_size != global_batch_size:
+            rank_zero_warn(
+                f"The plan is for global batches of {self.given.global_batch_size} samples in "
+                f"{self.given.num_microbatches} microbatches, and the data module makes batches of "
+                f"{global_batch_size}: its predictions do not hold. Set global_batch_size="
+                f"{self.given.global_batch_size}, or make another plan."
+            )
         if self.workload is None or self.partition is None:
             return
         if self.plan is None and self.layout.num_ranks > 1 and not self.partition.pruned:

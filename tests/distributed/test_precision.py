@@ -48,13 +48,17 @@ def test_small_gradients_do_not_vanish_in_bf16() -> None:
     sums = {}
     for full in (True, False):
         accumulator = GradientAccumulator([parameter], full_precision=full)
-        (parameter * 256.0).sum().backward()
-        for _ in range(100):
-            (parameter * 0.5).sum().backward()
-            accumulator.add(parameter, torch.full_like(parameter, 0.5))
+        with accumulator.collecting():
+            (parameter * 256.0).sum().backward()
+            for _ in range(100):
+                (parameter * 0.5).sum().backward()
+                accumulator.add(parameter, torch.full_like(parameter, 0.5))
         (gradient,) = accumulator.take()
         assert gradient is not None
         assert parameter.grad is None
         sums[full] = float(gradient[0])
+        (parameter * 2.0).sum().backward()  # the user's own, outside of a step
+        assert parameter.grad is not None
+        parameter.grad = None
         accumulator.remove()
     assert sums == {True: 356.0, False: 256.0}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_entrain.assign import assign_samples
+from lightning_entrain.planning import named_device
 from lightning_entrain.runtime.step_plan import StepPlanner, live_cap
 from lightning_entrain.schedule.predict import replica_step
 from lightning_entrain.schedule.simulate import simulate
@@ -73,3 +74,18 @@ def test_planners_and_plans_travel_between_processes() -> None:
     assert (again.batch_digest, again.program_digest) == (plan.batch_digest, plan.program_digest)
     other = planner(assignment, (*SIZES[1:], SIZES[0]), train=True)
     assert other.batch_digest != plan.batch_digest
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-40"),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA RTX A4000", "h100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA L40S", "l40s"),
+    ],
+)
+def test_devices_are_known_by_whole_words(name: str, device: str) -> None:
+    assert named_device(name).name == device
