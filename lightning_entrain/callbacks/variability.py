@@ -17,6 +17,7 @@ from lightning_entrain.observe.spread_metric import SpreadMetric
 from lightning_entrain.observe.wandb_log import define_sections, log_table, wandb_runs
 
 MODULES = ("encoder", "llm")
+_MAX_PENDING = 4096
 
 
 class WorkloadVariabilityMonitor(StepMonitor):
@@ -59,13 +60,13 @@ class WorkloadVariabilityMonitor(StepMonitor):
         num_table_steps: Most steps whose loads are kept for the table and the report.
 
     Attributes:
-        run_spread: Per module the spread over all microbatches of the run.
         loads: The kept steps' loads.
     """
 
     def __init__(self, num_table_steps: int = 64) -> None:
         self.loads = LoadTable(max_steps=num_table_steps)
-        self.run_spread = {module: SpreadMetric() for module in MODULES}
+        self._run_loads: dict[str, list[float]] = {module: [] for module in MODULES}
+        self._run_spread = {module: SpreadMetric() for module in MODULES}
         self._costs: BatchCosts | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -98,8 +99,22 @@ class WorkloadVariabilityMonitor(StepMonitor):
         self.log_step(trainer, pl_module, values)
         if trainer.is_global_zero:
             for module in MODULES:
-                self.run_spread[module].update(all_loads(assignment, module))
+                self._run_loads[module] += all_loads(assignment, module)
+                if len(self._run_loads[module]) > _MAX_PENDING:
+                    self._take_in(module)
             self.loads.add(step_index(trainer), assignment)
+
+    @property
+    def run_spread(self) -> dict[str, SpreadMetric]:
+        """Rank 0: per module the spread over all microbatches of the run so far."""
+        for module in MODULES:
+            self._take_in(module)
+        return self._run_spread
+
+    def _take_in(self, module: str) -> None:
+        """Many loads at once: an update costs as much as all else that is done per step."""
+        loads, self._run_loads[module] = self._run_loads[module], []
+        self._run_spread[module].update(loads)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give W&B the loads of the kept steps as a table."""

@@ -156,3 +156,11 @@ def read_complete(path):
 def test_a_batch_without_a_plan_is_refused(fit):
     with pytest.raises(ConfigError, match=r"type int.*Remedy: train with EntrainDataModule"):
         fit([1, 2], [WorkloadVariabilityMonitor()], False)
+
+
+def test_the_runs_spread_is_that_of_all_its_microbatches(fit, batches):
+    monitor = WorkloadVariabilityMonitor()
+    fit(batches, [monitor], False)
+    spread = monitor.run_spread["llm"].spread()
+    assert (spread.count, spread.mean, spread.smallest, spread.largest) == (8, 4.25, 2.0, 8.0)
+    assert monitor.run_spread["encoder"].spread().count == 8
