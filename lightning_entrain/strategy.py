@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +14,6 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -26,7 +22,6 @@ from lightning_entrain.checkpoint.optimizer_state import (
     prune_optimizer,
     record_layout,
 )
-from lightning_entrain.checkpoint.saving import CheckpointingStrategy
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.planned import Costs
 from lightning_entrain.errors import ConfigError
@@ -41,18 +36,16 @@ from lightning_entrain.runtime.gradients import (
     global_norm,
     sum_over_replicas,
 )
-from lightning_entrain.runtime.groups import PipelineGroups, create_groups
+from lightning_entrain.runtime.groups import create_groups
 from lightning_entrain.runtime.launcher import EntrainLauncher, check_not_interactive
 from lightning_entrain.runtime.partition import ModelPartition, find_model
 from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.run_plan import RunPlan
-from lightning_entrain.runtime.signals import EXIT_CODE, REQUEUE
 from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
-from lightning_entrain.runtime.stop_together import StopTogether
+from lightning_entrain.runtime.stopping import INTERRUPTED, StoppingStrategy
 from lightning_entrain.runtime.ties import TiedCopies, create_tie_groups
 
-INTERRUPTED = "interrupted.ckpt"
-"""Name of the checkpoint that is saved when a job is asked to stop."""
+__all__ = ["INTERRUPTED", "EntrainStrategy"]
 
 _Result = TypeVar("_Result")
 _WIRE_DTYPES = {
@@ -63,7 +56,7 @@ _WIRE_DTYPES = {
 }
 
 
-class EntrainStrategy(CheckpointingStrategy):
+class EntrainStrategy(StoppingStrategy):
     """Trains a vision-language model as a pipeline whose first stages hold the encoder.
 
     The LightningModule stays plain: it holds one :class:`EntrainModel` and its ``training_step``
@@ -146,13 +139,10 @@ class EntrainStrategy(CheckpointingStrategy):
             "full_precision_gradients": full_precision_gradients,
             "compile_backend": compile_backend if compile else None,
         }
-        self._groups = PipelineGroups()
         self._groups_made_for: tuple[Any, ...] | None = None
         self._optimizer_layouts: list[OptimizerLayout] = []
-        self._engine: PipelineEngine | None = None
         self._accumulating = False
         self._one_stage = False
-        self._stop_together: StopTogether | None = None
         self._tied: TiedCopies | None = None
 
     # --- who is where -----------------------------------------------------------------------
@@ -427,17 +417,6 @@ class EntrainStrategy(CheckpointingStrategy):
             check_label_count(found, announced)
         return super().batch_to_device(batch, device, dataloader_idx)
 
-    def on_train_start(self) -> None:
-        """Share every rank's wish to stop while training runs."""
-        super().on_train_start()
-        if self._groups.control is not None and self.lightning_module is not None:
-            self._stop_together = StopTogether(self.lightning_module.trainer, self._any_rank)
-
-    def _any_rank(self, wish: bool) -> bool:
-        shared = torch.tensor(int(wish))
-        self._told_to_all(dist.all_reduce, shared, dist.ReduceOp.MAX, group=self._groups.control)
-        return bool(shared)
-
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Free the last step's gradients before the schedule needs the memory."""
         super().on_train_batch_start(batch, batch_idx)
@@ -474,37 +453,6 @@ class EntrainStrategy(CheckpointingStrategy):
         finally:
             self._accumulating = False
 
-    def _told_to_all(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-        """Run a step; if the ranks agreed to stop in it, let Lightning end the loop after it."""
-        result = super()._told_to_all(step, *args, **kwargs)
-        if self._engine is not None and self._engine.stop_agreed:
-            assert self.lightning_module is not None
-            trainer = self.lightning_module.trainer
-            # Gradients added up so far would be lost in the middle of an accumulation.
-            if not (trainer.training and trainer.fit_loop.epoch_loop._should_accumulate()):
-                trainer._signal_connector.received_sigterm = True
-        return result
-
-    def _save_and_leave(self) -> None:
-        """All ranks come here after the same step."""
-        assert self.lightning_module is not None
-        trainer = self.lightning_module.trainer
-        assert self._engine is not None
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
-        if self._stop_request is not None:
-            self._stop_request.saving()
-        self._write_at_once()
-        if self._engine.stop_agreed == REQUEUE:
-            handle = trainer._signal_connector._slurm_sigusr_handler_fn
-            handle(signal.SIGUSR1, None)  # type: ignore[arg-type]
-            return
-        saver = trainer.checkpoint_callback
-        folder = getattr(saver, "dirpath", None) or trainer.default_root_dir
-        path = os.path.join(folder, INTERRUPTED)
-        trainer.save_checkpoint(path)
-        rank_zero_info(f"Stopped on request after step {trainer.global_step}; saved {path}")
-
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """Each rank loads its own stages, which it knows after set-up."""
@@ -512,19 +460,8 @@ class EntrainStrategy(CheckpointingStrategy):
 
     # --- the end ----------------------------------------------------------------------------
 
-    def on_exception(self, exception: BaseException) -> None:
-        """Save if the ranks agreed to stop; otherwise tell the others, so that all end."""
-        stopped = self._engine is not None and self._engine.stop_agreed
-        if stopped and isinstance(exception, SIGTERMException):
-            self._save_and_leave()
-            exception.code = EXIT_CODE
-        super().on_exception(exception)
-
     def teardown(self) -> None:
         """Detach the engine; the ranks stay connected for a further fit or validate."""
-        if self._stop_together is not None:
-            self._stop_together.remove()
-            self._stop_together = None
         if self._run_plan.partition is not None:
             self._partition.model.detach_engine()
         if self._engine is not None:
