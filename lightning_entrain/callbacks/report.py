@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -144,9 +145,12 @@ class RunReport(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Write what is known so far."""
-        if not trainer.is_global_zero or trainer.state.fn != "fit":
+        if not trainer.is_global_zero or trainer.state.fn != "fit" or self._costs is None:
             return
         self._facts = self._facts or _strategy_facts(trainer)
+        if isinstance(exception, SIGTERMException):
+            # The checkpoint comes after this, and the time until the job is killed may be short.
+            self._batches = []
         self._write(trainer, f"ended by {type(exception).__name__}: {exception}"[:300])
 
     def _keep_loss(self, key: str, step: int, loss: Tensor) -> None:
