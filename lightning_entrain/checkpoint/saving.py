@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -283,11 +283,7 @@ class CheckpointingStrategy(RankStrategy):
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         folder = existing(Path(checkpoint_path))
         if is_sharded(folder):
-            own = set(self.lightning_module.state_dict())
-            checkpoint = read_sharded(
-                folder,
-                lambda part, name: name in own if part == MODEL else fitting,
-            )
+            checkpoint = read_sharded(folder, self._reads(fitting))
         else:
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         if fitting and not self._one_stage:  # which is to behave as Lightning does
@@ -295,6 +291,18 @@ class CheckpointingStrategy(RankStrategy):
             states = checkpoint.get(RECORD, {}).get("random")
             self._random_state = random_state.of_rank(states, self.global_rank, self.world_size)
         return checkpoint
+
+    def _reads(self, fitting: bool) -> Callable[[str, str], bool]:
+        """Which parts of a sharded checkpoint this rank reads."""
+        assert self.lightning_module is not None
+        own = set(self.lightning_module.state_dict())
+        held = set(self._parameter_names().values())
+        foreign = set() if self._one_stage else set(self._partition.full_names) - held
+
+        def wanted(part: str, name: str) -> bool:
+            return name in own if part == MODEL else fitting and name not in foreign
+
+        return wanted
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load this rank's stages from a full state dict, or from one with its part."""
