@@ -90,7 +90,9 @@ class PlannedDataConf:
     on_bad_sample: str = option(
         "raise", "At a sample that cannot be used.", choices=("raise", "skip")
     )
-    num_workers: int = option(0, "Loader processes per rank.", minimum=0)
+    num_workers: int = option(
+        1, "Loader processes per rank; they also plan the coming steps.", minimum=0
+    )
     pin_memory: bool = option(False, "Put batches into page-locked memory.")
     cache_dir: str | None = option(None, "Folder for the size index and the tokenizer.")
     progress: bool = option(True, "Show progress while preparing the data.")
@@ -208,7 +210,7 @@ class EntrainStrategyConf:
 
     _target_: str = "lightning_entrain.strategy.EntrainStrategy"
     encoder_stages: int | None = option(
-        None, "Encoder stages per replica; null divides the processes by parameters.", minimum=1
+        None, "Encoder stages per replica; null plans them from the data's costs.", minimum=1
     )
     llm_stages: int | None = option(
         None, "LLM stages per replica; null takes the processes that are left.", minimum=1
@@ -239,7 +241,7 @@ class EntrainStrategyConf:
         600.0, "Longest wait for another process, seconds, before the job ends.", above=0
     )
     stop_seconds: float = option(
-        60.0, "Longest time to finish a step and save after SIGTERM, seconds.", above=0
+        60.0, "Longest time to finish a step after SIGTERM, seconds, before saving.", above=0
     )
     process_group_backend: str | None = option(
         None, "gloo or nccl; null takes the device's usual one.", choices=("gloo", "nccl")
