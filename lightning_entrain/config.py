@@ -272,7 +272,7 @@ class TrainerConf:
     precision: str = option(
         "32-true",
         "Number format, as Lightning names it.",
-        choices=("32-true", "64-true", "bf16-true", "bf16-mixed", "16-mixed"),
+        choices=("32-true", "64-true", "bf16-true", "bf16-mixed"),
     )
     accumulate_grad_batches: int = option(1, "Global batches per optimizer step.", minimum=1)
     gradient_clip_val: float | None = option(
@@ -483,6 +483,12 @@ def validate(config: DictConfig, path: str = "") -> None:
     schema = OmegaConf.get_type(config)
     if is_dataclass(schema):
         for entry in fields(schema):
+            if OmegaConf.is_missing(config, entry.name):
+                raise ConfigError(
+                    f"{path}{entry.name} is missing",
+                    limit="it has no default",
+                    remedy=f"set {path}{entry.name}=...",
+                )
             if entry.metadata:
                 _check_range(f"{path}{entry.name}", config[entry.name], dict(entry.metadata))
     for key in config:

@@ -35,10 +35,14 @@ def print_report(
         console.print(Text(f"Warning: {warning}", style="yellow"))
     if report.plan.not_runnable:
         fields = ", ".join(report.plan.not_runnable)
-        text = f"Not runnable yet: {fields}. Choose among runnable plans with runnable_only=true"
+        text = (
+            f"Not runnable yet: {fields}. Choose among runnable plans with runnable_only=true "
+            "encoder_tp=null llm_tp=null"
+        )
         console.print(Text(text, style="yellow"))
     if output:
-        console.print(Text(f"Plan written to {output}; use it with strategy.plan={output}"))
+        use = "" if report.plan.not_runnable else f"; use it with strategy.plan={output}"
+        console.print(Text(f"Plan written to {output}{use}"))
 
 
 def _heading(report: PlanReport) -> Text:

@@ -218,7 +218,7 @@ def check_runnable(plan: ParallelPlan, num_ranks: int) -> None:
             raise ConfigError(
                 f"plan.{name} is {getattr(plan, name)}",
                 limit="1, for this runtime has no tensor or context parallelism yet",
-                remedy="plan with entrain-plan runnable_only=true",
+                remedy="plan with entrain-plan runnable_only=true encoder_tp=null llm_tp=null",
             )
     if plan.num_gpus != num_ranks:
         raise ConfigError(

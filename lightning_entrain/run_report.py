@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 from rich.text import Text
 
@@ -117,15 +118,25 @@ def last_checkpoint(result: RunResult) -> Path | None:
 def next_command(result: RunResult) -> str:
     """A command that builds on this run."""
     if result.num_devices == 1:
-        return "entrain-train trainer.devices=2"
+        return _again({"strategy": None, "trainer.devices": "2"})
     if result.num_devices == 2:
-        return "entrain-train trainer.devices=3 strategy.llm_stages=2"
+        return _again({"trainer.devices": "3", "strategy.llm_stages": "2"})
+    changes: dict[str, str | None] = {}
     checkpoint = last_checkpoint(result)
-    steps = 2 * max(result.summary.num_steps, 1)
-    if checkpoint is None:
-        return f"entrain-train trainer.max_steps={steps}"
-    path = shlex.quote(_short(checkpoint))
-    return f"entrain-train ckpt_path={path} trainer.max_steps={steps}"
+    if checkpoint is not None:
+        changes["ckpt_path"] = _short(checkpoint)
+    changes["trainer.max_steps"] = str(2 * max(result.summary.num_steps, 1))
+    return _again(changes)
+
+
+def _again(changes: dict[str, str | None]) -> str:
+    """The run's own command with other values; None leaves an option out."""
+    given: list[str] = []
+    if HydraConfig.initialized():
+        given = [str(text) for text in HydraConfig.get().overrides.task]
+    kept = [text for text in given if text.lstrip("+~").split("=", 1)[0] not in changes]
+    new = [f"{name}={value}" for name, value in changes.items() if value is not None]
+    return shlex.join(["entrain-train", *kept, *new])
 
 
 def _short(path: Path) -> str:

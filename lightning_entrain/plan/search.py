@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from lightning_entrain.errors import InfeasiblePlanError
+from lightning_entrain.errors import ConfigError, InfeasiblePlanError
 from lightning_entrain.plan.request import CostBook, PlanRequest, Topology, check_request
 from lightning_entrain.plan.score import Candidate, assess, memory_excess, to_plan
 from lightning_entrain.plan.types import ParallelPlan, Supported
@@ -64,6 +64,8 @@ def search_plans(
     check_request(request)
     book = CostBook(request)
     allowed = supported if runnable_only else None
+    if allowed is not None:
+        _check_given(request, allowed)
     candidates = [assess(request, book, item) for item in enumerate_topologies(request, allowed)]
     if not candidates:
         raise _no_topology(request)
@@ -93,6 +95,18 @@ def search_plans(
     return SearchResult(
         plans=tuple(chosen), num_candidates=len(candidates), num_too_large=num_too_large
     )
+
+
+def _check_given(request: PlanRequest, allowed: Supported) -> None:
+    """Refuse given sizes that contradict the wish for a runnable plan."""
+    for name in ("encoder_tp", "llm_tp"):
+        given = getattr(request, name)
+        if given is not None and given not in allowed.tp:
+            raise ConfigError(
+                f"{name} is {given} with runnable_only=true",
+                limit=f"the runtime can do {', '.join(map(str, allowed.tp))}",
+                remedy=f"set {name}=null; a cluster's config may have set it",
+            )
 
 
 def tp_sizes(request: PlanRequest, name: str, supported: Supported | None) -> tuple[int, ...]:

@@ -131,8 +131,8 @@ class RunPlan:
             rank_zero_warn(
                 f"The plan is for global batches of {self.given.global_batch_size} samples in "
                 f"{self.given.num_microbatches} microbatches, and the data module makes batches of "
-                f"{global_batch_size}: its predictions do not hold. Set global_batch_size="
-                f"{self.given.global_batch_size}, or make another plan."
+                f"{global_batch_size}: its predictions do not hold. Set the data module's "
+                f"global_batch_size to {self.given.global_batch_size}, or make another plan."
             )
         if self.workload is None or self.partition is None:
             return
