@@ -59,6 +59,13 @@ def composed(tmp_path):
     return build
 
 
+def test_an_option_without_default_is_asked_for(composed):
+    with pytest.raises(
+        ConfigError, match=r"data.source.folder is missing.*set data.source.folder="
+    ):
+        validate(composed("data=folder"))
+
+
 def test_there_is_a_choice_for_every_group():
     assert {choice.split("=")[0] for choice in CHOICES} == set(GROUP_NAMES)
     defaults = OmegaConf.load(conf_dir() / "train.yaml").defaults

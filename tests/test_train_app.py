@@ -101,7 +101,8 @@ def test_the_main_job_learns_and_leaves_what_it_says(launch, environment):
     assert report["steps"] == "16 on 2 process(es)"
     assert float(report["samples/s"]) > 0
     assert float(report["tokens/s"].replace(",", "")) > 0
-    assert report["next"] == "entrain-train trainer.devices=3 strategy.llm_stages=2"
+    given = " ".join([*small, "trainer.max_steps=16"])
+    assert report["next"] == f"entrain-train {given} trainer.devices=3 strategy.llm_stages=2"
     assert done.stdout.count("Run finished") == 1
     assert done.stdout.count("step 16/16") == 1
 

@@ -73,6 +73,11 @@ def test_runnable_plans_only() -> None:
     assert "Not runnable" not in printed(found)
 
 
+def test_a_given_size_that_cannot_run_contradicts_runnable_only() -> None:
+    with pytest.raises(ConfigError, match=r"encoder_tp is 2 with runnable_only=true.*=null"):
+        report("runnable_only=true")
+
+
 def test_small_batches_and_boundaries_are_warned_of() -> None:
     small = report("global_batch_size=4", "dp=1", "cluster.num_gpus=16", "microbatch_sizes=[1]")
     assert any("smaller than b_min" in item for item in small.warnings)
