@@ -60,9 +60,7 @@ def composed(tmp_path):
 
 
 def test_an_option_without_default_is_asked_for(composed):
-    with pytest.raises(
-        ConfigError, match=r"data.source.folder is missing.*set data.source.folder="
-    ):
+    with pytest.raises(ConfigError, match=r"folder is missing.*set data.source.folder="):
         validate(composed("data=folder"))
 
 

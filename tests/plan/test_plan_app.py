@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from lightning_entrain.conf_path import conf_dir
-from lightning_entrain.errors import DataError, EntrainError
+from lightning_entrain.errors import ConfigError, DataError, EntrainError
 from lightning_entrain.plan.planner import PlanReport
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.plan_app import make_report, register_configs, write_plan
