@@ -8,6 +8,7 @@ fields generate docs/configuration.md (see `config_reference.py`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -512,6 +513,8 @@ def _check_range(name: str, value: Any, metadata: dict[str, Any]) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return
     low, above, high = metadata.get("minimum"), metadata.get("above"), metadata.get("maximum")
+    if math.isinf(value):
+        raise ConfigError(f"{name} is {value}", limit="a finite number", remedy=f"lower {name}")
     # Written so that NaN, which compares false with everything, is out of range.
     if low is not None and not value >= low:
         raise ConfigError(f"{name} is {value}", limit=limit, remedy=remedy)

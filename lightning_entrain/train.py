@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.config import num_devices, register_configs, validate
-from lightning_entrain.errors import ConfigError, EntrainError, RankFailedError
+from lightning_entrain.errors import ConfigError, DataError, EntrainError, RankFailedError
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -164,7 +165,22 @@ def build_module(config: DictConfig, datamodule: Any) -> pl.LightningModule:
         vocab_size=tokenizer.vocab_size,
         image_token_id=tokenizer.image_token_id,
     )
+    _check_image_rule(model, datamodule)
     return instantiate(config.module, model=model)
+
+
+def _check_image_rule(model: Any, datamodule: Any) -> None:
+    """Refuse patches that the encoder does not take, before anything runs."""
+    encoder = getattr(model.encoder, "config", None)
+    rule = getattr(datamodule, "image_rule", None)
+    for option, field in (("patch_size", "patch_size"), ("merge_size", "spatial_merge_size")):
+        takes, made = getattr(encoder, field, None), getattr(rule, option, None)
+        if takes is not None and made is not None and takes != made:
+            raise ConfigError(
+                f"data.{option} is {made}",
+                limit=f"{takes}, which the model's encoder takes",
+                remedy=f"set data.{option}={takes}",
+            )
 
 
 def build_trainer(
@@ -207,6 +223,9 @@ def build_trainer(
     return pl.Trainer(**options)
 
 
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
 def user_error(error: BaseException) -> Exception | None:
     """The error that is meant for the user, if there is one behind this exception."""
     kinds: tuple[type[Exception], ...] = (EntrainError,)
@@ -218,6 +237,12 @@ def user_error(error: BaseException) -> Exception | None:
     while seen is not None:
         if isinstance(seen, kinds):
             return seen
+        if isinstance(seen, OSError) and seen.errno in _DISK_ERRORS:
+            return DataError(
+                f"{seen.filename or 'A file'} cannot be written: {seen.strerror}",
+                limit="room on the disk, and the right to write there",
+                remedy="free space, or write elsewhere with hydra.run.dir=DIR",
+            )
         seen = seen.__cause__  # Hydra wraps what a target raises
     return None
 

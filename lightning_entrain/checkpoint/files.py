@@ -6,6 +6,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import pickle
 import shutil
 import sys
 import zipfile
@@ -167,10 +168,19 @@ class EntrainCheckpointIO(TorchCheckpointIO):
                 limit="a whole file",
                 remedy="use another checkpoint; copy the file again if it was copied",
             )
-        if self.memory_map and zipfile.is_zipfile(found):
-            read = torch.load(found, map_location="cpu", mmap=True, weights_only=weights_only)
-        else:
-            read = super().load_checkpoint(found, map_location, weights_only)
+        try:
+            if self.memory_map and zipfile.is_zipfile(found):
+                read = torch.load(found, map_location="cpu", mmap=True, weights_only=weights_only)
+            else:
+                read = super().load_checkpoint(found, map_location, weights_only)
+        except (pickle.UnpicklingError, EOFError) as error:
+            if zipfile.is_zipfile(found):
+                raise  # a checkpoint that holds more than weights: torch tells what
+            raise CheckpointError(
+                f"{path} is not a checkpoint",
+                limit="a file that Lightning or torch.save wrote",
+                remedy="name another file",
+            ) from error
         return as_consolidated(read)
 
     def remove_checkpoint(self, path: _PATH) -> None:
