@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -60,6 +61,7 @@ class RankStrategy(ParallelStrategy):
         self._stop_seconds = stop_seconds
         self._process_group_backend = process_group_backend
         self._watch: FaultWatch | None = None
+        self._failed = False
         self._stop_request: StopRequest | None = None
 
     @property
@@ -89,6 +91,7 @@ class RankStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Connect the ranks."""
         super().setup_environment()
+        self._failed = False
         die_with_parent()
         self.set_world_ranks()
         if not self.is_distributed:
@@ -101,12 +104,13 @@ class RankStrategy(ParallelStrategy):
             )
             # No device_id: NCCL would then split the world communicator once per channel.
             start = max(self._timeout, _START_TIMEOUT)  # the others may still be importing
-            _init_dist_connection(
-                self.cluster_environment,
-                backend,
-                timeout=start,
-                **_store_of_attempt(self.cluster_environment, start),
-            )
+            with _naming_a_port_in_use(self.cluster_environment.main_port):
+                _init_dist_connection(
+                    self.cluster_environment,
+                    backend,
+                    timeout=start,
+                    **_store_of_attempt(self.cluster_environment, start),
+                )
             dist.distributed_c10d._set_pg_timeout(self._timeout, dist.group.WORLD)
         if self._watch is None:
             self._watch = FaultWatch(
@@ -206,6 +210,7 @@ class RankStrategy(ParallelStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other ranks, so that all end together."""
+        self._failed = True
         if self._watch is not None and not isinstance(exception, SIGTERMException):
             self._watch.report(exception)
             first = self._watch.first_error()
@@ -218,7 +223,7 @@ class RankStrategy(ParallelStrategy):
         if self._stop_request is not None:
             self._stop_request.remove()
             self._stop_request = None
-        self._note_end(orderly=self._watch is None or not self._watch.reported)
+        self._note_end(orderly=not self._failed)
         super().teardown()
 
     def _note_end(self, *, orderly: bool) -> None:
@@ -226,6 +231,20 @@ class RankStrategy(ParallelStrategy):
             self._watch.orderly = orderly
         if isinstance(self._launcher, EntrainLauncher):
             self._launcher.orderly = orderly
+
+
+@contextlib.contextmanager
+def _naming_a_port_in_use(port: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise ConfigError(
+            f"Port {port} is in use on this machine",
+            limit="the ranks meet at a port of their own",
+            remedy="set MASTER_PORT to a free one, or unset it",
+        ) from error
 
 
 def _store_of_attempt(environment: ClusterEnvironment, timeout: timedelta) -> dict[str, Any]:
