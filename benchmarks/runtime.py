@@ -421,7 +421,7 @@ POLICIES = {
 
 
 def sleeping_rank(rank: int, policy: str, num_rounds: int, stages: int) -> dict[str, float]:
-    mean_ms = 12.0
+    mean_ms = 40.0  # of one forward action
     sizes = uneven_sizes(48)
     patches, tokens = [s.num_patches for s in sizes], [s.num_tokens for s in sizes]
     name, max_lag, schedule = POLICIES[policy]
