@@ -30,6 +30,7 @@ def all_callbacks(folder):
 
 
 def test_one_process_without_a_pipeline_two_loggers(fit, batches, tmp_path, capsys):
+    pytest.importorskip("tensorboard")
     loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "events")]
     fit(batches, all_callbacks(tmp_path / "out"), loggers, log_every_n_steps=1)
     page = (tmp_path / "out" / "report.html").read_text()
