@@ -32,7 +32,8 @@ SMALL = {"max_side": 160, "progress": False}
 
 
 def workers_of(pid: int) -> list[int]:
-    found = subprocess.run(["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True)
+    command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)]
+    found = subprocess.run(command, capture_output=True)
     lines = found.stdout.decode().splitlines()
     return [int(line.split()[0]) for line in lines if "charts.worker" in line]
 
