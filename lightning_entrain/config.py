@@ -405,14 +405,6 @@ class CheckpointConf:
 
 
 @dataclass
-class LearningRateConf:
-    """Logs the learning rate of each optimizer group."""
-
-    _target_: str = "lightning.pytorch.callbacks.LearningRateMonitor"
-    logging_interval: str = option("step", "When to log.", choices=("step", "epoch"))
-
-
-@dataclass
 class TrainConf:
     """Options of `entrain-train`."""
 

@@ -22,7 +22,7 @@ from lightning_entrain.checkpoint.optimizer_state import (
     prune_optimizer,
     record_layout,
 )
-from lightning_entrain.data.batch import DataNeeds, PlannedBatch
+from lightning_entrain.data.batch import IGNORE_INDEX, DataNeeds, PlannedBatch
 from lightning_entrain.data.planned import Costs
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.entrain_model import check_label_count
@@ -406,7 +406,7 @@ class EntrainStrategy(StoppingStrategy):
     ) -> Any:
         """Check the labels that were loaded against the plan, then move the batch."""
         if isinstance(batch, PlannedBatch) and self.is_distributed and batch.needs.labels:
-            found = sum(int((row != -100).sum()) for row in batch.labels.values())
+            found = sum(int((row != IGNORE_INDEX).sum()) for row in batch.labels.values())
             replicas = [r for r in range(self.num_replicas) if batch.needs.covers(r)]
             announced = sum(
                 batch.sizes[index].num_label_tokens

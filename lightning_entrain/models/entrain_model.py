@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_entrain.data.batch import IGNORE_INDEX
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
 from lightning_entrain.models.dropout import count_dropout, rows_of
 from lightning_entrain.models.protocol import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_entrain.data.batch import PlannedBatch
     from lightning_entrain.workload.sizes import SampleSize
 
-IGNORED_LABEL = -100
+IGNORED_LABEL = IGNORE_INDEX
 """Label of positions that do not count towards the loss."""
 
 ScalarFn = Callable[[Tensor, Tensor], Tensor]

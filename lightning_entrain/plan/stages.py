@@ -83,11 +83,6 @@ class ModuleCosts:
     working: FloatArray
     _stages: dict[int, StageTotals] = field(default_factory=dict)
 
-    @property
-    def max_stages(self) -> int:
-        """At most one stage per block."""
-        return self.module.num_layers
-
     def stages(self, num_stages: int) -> StageTotals:
         """The partition with the smallest maximum of forward plus backward."""
         if num_stages not in self._stages:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_entrain.errors import ScheduleError
-from lightning_entrain.schedule.types import Action, ActionKind, Placement, RowCounts, Schedule
+from lightning_entrain.schedule.types import Action, ActionKind, Placement, RowCounts
 
 F, B, I, W = ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W  # noqa: E741
 
@@ -204,8 +204,3 @@ def event_order(
             )
     events.sort(key=lambda event: event[:2])
     return events
-
-
-def graph_of(schedule: Schedule, rows: RowCounts) -> StepGraph:
-    """The data flow of a schedule's step."""
-    return StepGraph(schedule.placement, rows)

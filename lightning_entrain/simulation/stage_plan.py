@@ -57,12 +57,6 @@ class StagePlan:
         """``encoder:llm`` stages."""
         return f"{len(self.encoder_layers)}:{len(self.llm_layers)}"
 
-    @property
-    def rank_shares(self) -> FloatArray:
-        """Part of the model's work on each rank; their largest x ranks = bottleneck / ideal."""
-        times = np.asarray(self.rank_ms)
-        return np.asarray(times / times.sum(), dtype=np.float64)
-
 
 def stage_plan(
     name: str, placement: Placement, encoder_layers: Stages, llm_layers: Stages, blocks: Pair

@@ -55,11 +55,6 @@ class SizeTable:
         """Rows of each sample in the LLM."""
         return self.num_vision_tokens + self.num_text_tokens
 
-    @property
-    def token_pairs(self) -> IntArray:
-        """Squares of the samples' token counts: what full LLM attention computes."""
-        return self.num_tokens**2
-
     def take(self, indices: ArrayLike) -> SizeTable:
         """Rows at ``indices`` (integers, a slice's values or a boolean mask)."""
         chosen = np.asarray(indices)
