@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_entrain.conf_path import conf_dir
-from lightning_entrain.errors import ConfigError, DataError, EntrainError
+from lightning_entrain.errors import ConfigError, DataError
 from lightning_entrain.plan.planner import BMinOptions, PlanReport, make_plan
 from lightning_entrain.plan.request import PlanRequest
 from lightning_entrain.plan.search import Evaluate
 from lightning_entrain.plan.types import ParallelPlan, Supported
+from lightning_entrain.planning_app import one_line_errors, run_app
 from lightning_entrain.workload.costs import CostModel
 from lightning_entrain.workload.datasets import raw_sizes
 from lightning_entrain.workload.hardware import Cluster, device
@@ -113,21 +110,15 @@ def register_configs() -> None:
 def main() -> None:
     """Entry point of `entrain-plan`."""
     register_configs()
-    folder = str(conf_dir() / "planning")
-    hydra.main(version_base="1.3", config_path=folder, config_name="plan")(_job)()
+    run_app("plan", _job)
 
 
 def _job(config: DictConfig) -> None:
-    try:
+    with one_line_errors(config):
         choices = HydraConfig.get().runtime.choices
         report = make_report(config, names={key: str(choices.get(key)) for key in _GROUPS})
         if config.output:
             write_plan(Path(config.output), report.plan)
-    except EntrainError as error:
-        if config.debug or os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(f"Error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
     from lightning_entrain.plan_report import print_report
 
     print_report(report, output=config.output)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from lightning_entrain.conf_path import conf_dir
-from lightning_entrain.errors import ConfigError, DataError, EntrainError
+from lightning_entrain.errors import ConfigError, DataError
+from lightning_entrain.planning_app import one_line_errors, run_app
 
 if TYPE_CHECKING:
     from lightning_entrain.workload.measured import Fit, Profile
@@ -46,19 +44,13 @@ def register_configs() -> None:
 def main() -> None:
     """Entry point of `entrain-profile`."""
     register_configs()
-    folder = str(conf_dir() / "planning")
-    hydra.main(version_base="1.3", config_path=folder, config_name="profile")(_job)()
+    run_app("profile", _job)
 
 
 def _job(config: DictConfig) -> None:
-    try:
+    with one_line_errors(config):
         profile = run_profile(config, name=str(HydraConfig.get().runtime.choices.get("model")))
         write_profile(Path(config.output), profile)
-    except EntrainError as error:
-        if config.debug or os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(f"Error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
     print_profile(profile, Path(config.output))
 
 

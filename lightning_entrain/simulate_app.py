@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_entrain.conf_path import conf_dir
-from lightning_entrain.errors import ConfigError, DataError, EntrainError
+from lightning_entrain.errors import ConfigError, DataError
 from lightning_entrain.observe.chrome_trace import chrome_trace
 from lightning_entrain.observe.report import report_page
 from lightning_entrain.plan_app import ClusterConf, DataConf, TrainingConf, make_request
 from lightning_entrain.plan_file import read_plan
+from lightning_entrain.planning_app import one_line_errors, run_app
 from lightning_entrain.simulation.inputs import PolicyOptions
 from lightning_entrain.simulation.setting import Comparison, SimulationSetting, compare
 
@@ -93,23 +90,17 @@ def register_configs() -> None:
 def main() -> None:
     """Entry point of `entrain-simulate`."""
     register_configs()
-    folder = str(conf_dir() / "planning")
-    hydra.main(version_base="1.3", config_path=folder, config_name="simulate")(_job)()
+    run_app("simulate", _job)
 
 
 _GROUPS = ("model", "data", "cluster")
 
 
 def _job(config: DictConfig) -> None:
-    try:
+    with one_line_errors(config):
         choices = HydraConfig.get().runtime.choices
         found = make_comparison(config, names={key: str(choices.get(key)) for key in _GROUPS})
         files = write_files(Path(config.output), found)
-    except EntrainError as error:
-        if config.debug or os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(f"Error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
     from lightning_entrain.simulate_report import print_comparison
 
     print_comparison(found, files=files)
