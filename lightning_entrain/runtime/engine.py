@@ -161,7 +161,7 @@ class PipelineEngine:
     def _run(self, plan: StepPlan, batch: PlannedBatch) -> StepSums:
         self.last_plan = plan
         self.last_recorder = StepRecorder(self._rank, self._device)
-        return self._executor.run(
+        sums = self._executor.run(
             plan.program,
             plan.rows,
             batch,
@@ -170,6 +170,8 @@ class PipelineEngine:
             device=self._device,
             recorder=self.last_recorder,
         )
+        self.last_sync_ms += self.last_recorder.drain_ms
+        return sums
 
     def _check_batch(self, batch: Any) -> None:
         if not isinstance(batch, PlannedBatch):

@@ -104,7 +104,8 @@ class Executor:
         try:
             for action in own:
                 self._execute(action, state, recorder)
-            self._transfers.drain()
+            with recorder.draining():
+                self._transfers.drain()
         except Exception as error:
             self._transfers.reset()
             self._accumulator.clear()

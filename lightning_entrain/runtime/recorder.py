@@ -26,6 +26,7 @@ class StepRecorder:
     Attributes:
         began_at: Begin of the step by the host's clock, seconds since 1970: what the ranks of a
             host have in common.
+        drain_ms: How long the host waited at the end until its last sends were received.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:
@@ -34,6 +35,7 @@ class StepRecorder:
         self._marks: list[tuple[Action, Any, Any]] = []
         self._waits: list[tuple[Action, Any, Any]] = []
         self.began_at = time.time()
+        self.drain_ms = 0.0
         self._begin = self._mark()
 
     @contextmanager
@@ -49,6 +51,13 @@ class StepRecorder:
         begin = self._mark()
         yield
         self._waits.append((action, begin, self._mark()))
+
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        """Time the wait for sends that are still in flight after the last action."""
+        begin = time.perf_counter()
+        yield
+        self.drain_ms += (time.perf_counter() - begin) * 1e3
 
     def timeline(self) -> Timeline:
         """Rows of this rank alone: compute actions and waits, by start."""
