@@ -1,6 +1,7 @@
 """The package works from a clone and from a wheel, configs included."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -118,3 +119,23 @@ def test_pinned_versions_cover_what_the_project_asks_for():
         name = need.name.replace("_", "-").lower()
         assert name in pins, f"constraints.txt does not pin {name}"
         assert need.specifier.contains(pins[name]), f"{text} excludes {pins[name]}"
+
+
+def test_nothing_is_skipped_for_a_package_that_ci_could_install():
+    """What tests skip without comes with the extras that the README's command installs."""
+    from packaging.requirements import Requirement
+
+    project = project_table()
+    brought = {
+        Requirement(text).name.replace("-", "_").lower()
+        for text in project["dependencies"]
+        + [n for extra in ("demo", "test") for n in project["optional-dependencies"][extra]]
+    }
+    pattern = re.compile(r"importorskip\(\s*\"(\w+)\"")
+    asked = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in pattern.findall(path.read_text())
+    }
+    assert {"tensorboard", "wandb_workspaces"} <= asked
+    assert asked - set(sys.stdlib_module_names) - {"benchmarks"} <= brought
