@@ -35,10 +35,12 @@ from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.models.protocol import EncoderModule, LlmModule
 from lightning_entrain.models.prune import prune_to_stages
 from lightning_entrain.models.tiny import tiny_vlm
+from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.planning import stage_shares, workload_of
 from lightning_entrain.runtime.engine import PipelineEngine
 from lightning_entrain.runtime.groups import create_groups
+from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.step_plan import StepPlanner
 from lightning_entrain.runtime.weight_store import WeightWork
 from lightning_entrain.schedule.predict import replica_step
@@ -449,10 +451,8 @@ def sleeping_rank(rank: int, policy: str, num_rounds: int, stages: int) -> dict[
             module.store = engine._weight_store
     step = our_step(model, batch, engine, planner)
     timed(step)
+    first = engine.last_recorder
     measured = statistics.median(timed(step) for _ in range(num_rounds))
-    rows, step_costs = replica_step(
-        assignment, 0, layout.placement, shares, sizes=sizes, overhead_ms=0.0
-    )
     plan = planner(assignment, sizes, train=True)
     compute = replace(
         plan.program.schedule,
@@ -460,8 +460,31 @@ def sleeping_rank(rank: int, policy: str, num_rounds: int, stages: int) -> dict[
             tuple(a for a in own if a.kind.is_compute) for own in plan.program.schedule.ranks
         ),
     )
-    simulated = simulate(compute, step_costs, rows).iteration_ms
-    return {"measured_ms": measured, "simulated_ms": simulated, "ratio": measured / simulated}
+    rows, costs_of_step = replica_step(assignment, 0, layout.placement, shares, sizes=sizes)
+    # What an action costs besides its sleep comes from the first step, which is not measured.
+    launch = launch_ms(first, simulate(compute, costs_of_step, rows).timeline)
+    with_launch = replace(costs_of_step, overhead_ms=launch)
+    simulated = simulate(compute, with_launch, rows).iteration_ms
+    return {
+        "measured_ms": measured,
+        "simulated_ms": simulated,
+        "launch_ms": launch,
+        "ratio": measured / simulated,
+    }
+
+
+def launch_ms(recorder: StepRecorder | None, asleep: Timeline) -> float:
+    """How much longer an action takes than it sleeps: median over a rank's, mean over ranks."""
+    assert recorder is not None
+    sleeps = {row.action: row.duration_ms for row in asleep.rows}
+    extra = [
+        row.duration_ms - sleeps[row.action]
+        for row in recorder.timeline().rows
+        if row.action.kind.is_compute
+    ]
+    found = torch.tensor(statistics.median(extra))
+    dist.all_reduce(found)
+    return float(found) / dist.get_world_size()
 
 
 # --- (d): host overhead -------------------------------------------------------------------------
