@@ -165,7 +165,8 @@ class RunPlan:
             dtype=dtype,
             stage_shares=self._stage_shares,
             stage_factors=trained.factors,
-            may_split=self.may_split,
+            # Operands kept from I to W would fill the memory that recomputation saves.
+            may_split=self.may_split and not trained.recomputes,
         )
 
     def announce(self, loggers: Sequence[Any], global_batch_size: int | None) -> None:

@@ -25,10 +25,12 @@ class TrainedStages:
         first_backward: First stage with a trained parameter; the last stage if there is none.
         factors: Per stage the parts of F, I and W. I goes back to the first trained layer of the
             model, and runs what is recomputed; W is in proportion to the trained parameters.
+        recomputes: Whether some layers are recomputed.
     """
 
     first_backward: int
     factors: tuple[Factors, ...]
+    recomputes: bool
 
     @classmethod
     def of(cls, model: EntrainModel, layout: StageLayout) -> TrainedStages:
@@ -43,6 +45,7 @@ class TrainedStages:
         first = min(trained, default=layout.num_stages - 1)
         return cls(
             first_backward=first,
+            recomputes=any(again),
             factors=tuple(
                 _factors(own, stage - first, share)
                 for stage, (own, share) in enumerate(zip(sizes, again, strict=True))
