@@ -64,7 +64,7 @@ def report_lines(result: RunResult) -> list[tuple[str, str]]:
 
 def balance_lines(result: RunResult) -> list[tuple[str, str]]:
     """How balanced the run was, what was gained, and what would help, from its report."""
-    from lightning_entrain.observe.run_page import gain_over_fixed
+    from lightning_entrain.observe.run_page import gain_over_fixed, gain_text
 
     report = _report(result)
     record = report.record if report is not None else None
@@ -91,7 +91,7 @@ def balance_lines(result: RunResult) -> list[tuple[str, str]]:
         lines.append(("bubble", f"{bubble:.0%} of the ranks' time: {parts}"))
     gain = gain_over_fixed(record)
     if gain is not None:
-        lines.append(("gain", f"{gain:+.0%} steps/s against sampler order, by simulation"))
+        lines.append(("gain", f"{gain:+.0%} steps/s, by simulation: {gain_text(record)}"))
     for number, text in enumerate(record.advice):
         lines.append(("advice" if number == 0 else "", text))
     return lines

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_entrain.assign.types import Assignment
 from lightning_entrain.callbacks.batch_size import BatchSizeAdvisor
 from lightning_entrain.callbacks.drift import CostModelDriftMonitor
 from lightning_entrain.callbacks.memory import MemoryMonitor, predicted_gib
@@ -44,6 +47,8 @@ from lightning_entrain.observe.step_trace import stage_name
 from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.observe.wandb_log import log_file
 from lightning_entrain.runtime.multirun import job_name
+from lightning_entrain.schedule.types import Schedule
+from lightning_entrain.workload.sizes import SampleSize
 
 _Monitor = TypeVar("_Monitor", bound=Callback)
 
@@ -223,13 +228,14 @@ class RunReport(Callback):
         if pipeline is None or not batches or not self._costs.in_milliseconds:
             return
         record.num_compared = len(batches)
+        own = as_trained(batches, pipeline)
         record.policies = policies_to_dict(
-            {OWN: as_trained(batches, pipeline), **compare_policies(batches, pipeline)}
+            {OWN: own, **compare_policies(batches, pipeline, own=own)}
         )
 
     def _run_facts(self, trainer: pl.Trainer, record: RunRecord) -> RunFacts:
         drift, advisor = _find(trainer, CostModelDriftMonitor), _find(trainer, BatchSizeAdvisor)
-        others = {n: values["step_ms"] for n, values in record.policies.items() if n != OWN}
+        others = {n: float(values["step_ms"]) for n, values in record.policies.items() if n != OWN}
         stage_drift: dict[str, float] = {}
         if drift is not None and drift.times is not None:
             middle = drift.num_encoder_stages
@@ -250,6 +256,7 @@ class RunReport(Callback):
             better_plan=plan.describe() if plan is not None else "",
             better_plan_gain=plan.gain if plan is not None else 0.0,
             policy_ms=others,
+            policy_schedules={n: str(v.get("schedule", "")) for n, v in record.policies.items()},
             own_ms=record.policies[OWN]["step_ms"] if OWN in record.policies else 0.0,
             cv={
                 "encoder": record.mean("variability/encoder_cv") or 0.0,
@@ -288,14 +295,20 @@ def _pipeline(trainer: pl.Trainer) -> Pipeline | None:
     layout, shares = _layout(trainer), getattr(trainer.strategy, "stage_shares", None)
     if layout is None or shares is None or layout.num_ranks < 2:
         return None
-    from lightning_entrain.runtime.schedules import SCHEDULES
+    from lightning_entrain.runtime.step_plan import live_cap
 
     planner: Any = getattr(trainer.strategy, "step_planner", None)
+
+    def own_schedule(assignment: Assignment, replica: int, sizes: Sequence[SampleSize]) -> Schedule:
+        return replace(planner, replica=replica).train_schedule(assignment, sizes)[0]
+
     return Pipeline(
         placement=planner.placement,
         stage_shares=shares,
         stage_factors=planner.stage_factors,
-        schedule=SCHEDULES.get(planner.schedule),
+        schedule=own_schedule,
+        schedule_name=planner.schedule,
+        max_live=live_cap(planner.placement),
     )
 
 

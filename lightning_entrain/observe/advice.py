@@ -24,6 +24,7 @@ class RunFacts:
         better_plan: Stages that suit the measured times better, in words.
         better_plan_gain: Part of the step that they would save.
         policy_ms: Simulated step time per policy, on the trained batches.
+        policy_schedules: The schedule that each of them has, in words.
         own_ms: The same for the run as it was.
         cv: Spread of the loads by module.
         data_wait_share: Part of the time spent waiting for data.
@@ -41,6 +42,7 @@ class RunFacts:
     better_plan: str = ""
     better_plan_gain: float = 0.0
     policy_ms: Mapping[str, float] = field(default_factory=dict)
+    policy_schedules: Mapping[str, str] = field(default_factory=dict)
     own_ms: float = 0.0
     cv: Mapping[str, float] = field(default_factory=dict)
     data_wait_share: float = 0.0
@@ -105,10 +107,12 @@ def _policy(facts: RunFacts) -> list[Entry]:
         gain = 1 - others[best] / facts.own_ms
         if gain > _WORTH:
             spread = ", ".join(f"{module} {cv:.0%}" for module, cv in facts.cv.items())
+            schedule = facts.policy_schedules.get(best)
+            under = f" under {schedule}" if schedule else ""
             entries.append(
                 (
                     gain,
-                    f"Assignment {best!r} would shorten a step by about {gain:.0%} on these "
+                    f"Assignment {best!r}{under} would shorten a step by about {gain:.0%} on these "
                     f"batches, by simulation (spread of the microbatches now: {spread}): set "
                     f"assignment={best}, or joint, which is never worse.",
                 )

@@ -8,18 +8,32 @@ from dataclasses import dataclass
 
 from lightning_entrain.assign.api import assign_samples
 from lightning_entrain.assign.types import Assignment
-from lightning_entrain.errors import EntrainError
+from lightning_entrain.errors import EntrainError, ScheduleError
 from lightning_entrain.observe.predicted import THIRDS
+from lightning_entrain.schedule.choose import choose_schedule
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
-from lightning_entrain.schedule.predict import choose_for_replicas, replica_step
-from lightning_entrain.schedule.simulate import simulate
-from lightning_entrain.schedule.types import Placement, RowCounts, Schedule
+from lightning_entrain.schedule.predict import replica_step
+from lightning_entrain.schedule.simulate import StepCosts, simulate
+from lightning_entrain.schedule.types import Placement, RowCounts, Schedule, row_counts
 from lightning_entrain.workload.sizes import SampleSize
 
 COMPARED = ("fixed", "disttrain", "entrain")
 """Policies that every run is compared with."""
 
-Builder = Callable[[Placement, RowCounts], Schedule]
+RunSchedule = Callable[[Assignment, int, Sequence[SampleSize]], Schedule]
+"""Makes the schedule that the run itself uses for a replica of an assignment."""
+
+SCHEDULE_TEXTS = {
+    "1f1b": "1F1B",
+    "1f1b_split": "1F1B with backward by segment",
+    "1f1b_eager": "1F1B with backward by segment and eager forwards",
+    "zero_bubble": "zero bubble",
+    "auto": "the fastest of all, chosen per step",
+}
+"""The run's schedule in words, by its name."""
+
+_PLAIN = "1F1B"
+_DEFERRAL = "1F1B with deferral"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +57,13 @@ class PolicyOutcome:
         step_ms: Simulated time of the slowest replica, in the cost model's milliseconds.
         encoder_cv: Spread of the encoder microbatches' loads.
         llm_cv: The same of the LLM's.
+        schedule: What the batches were scheduled by, in words.
     """
 
     step_ms: float
     encoder_cv: float
     llm_cv: float
+    schedule: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,47 +73,70 @@ class Pipeline:
     Attributes:
         placement: Stages and ranks of a replica.
         stage_shares: Part of its module's work that each stage does.
-        schedule: Builder of the run's schedule; None for the fastest of all.
+        schedule: Makes the run's own schedule.
+        schedule_name: Its name, for example ``zero_bubble`` or ``auto``.
         stage_factors: Parts of a stage's work that F, I and W do; thirds if None.
+        max_live: Activations a rank may hold, in mean microbatches of a stage; None for no limit.
     """
 
     placement: Placement
     stage_shares: Sequence[float]
-    schedule: Builder | None = None
+    schedule: RunSchedule
+    schedule_name: str
     stage_factors: Sequence[tuple[float, float, float]] | None = None
+    max_live: float | None = None
+
+    @property
+    def schedule_text(self) -> str:
+        """The run's schedule in words."""
+        return SCHEDULE_TEXTS.get(self.schedule_name, self.schedule_name)
 
 
 def as_trained(batches: Sequence[TrainedBatch], pipeline: Pipeline) -> PolicyOutcome:
     """The run's own assignments with its own schedule."""
-    return _mean(
-        [
-            _outcome(batch.assignment, batch.sizes, pipeline, pipeline.schedule, ())
-            for batch in batches
-        ]
-    )
+    return _mean([_own(batch, pipeline) for batch in batches])
 
 
 def compare_policies(
-    batches: Sequence[TrainedBatch], pipeline: Pipeline, policies: Sequence[str] = COMPARED
+    batches: Sequence[TrainedBatch],
+    pipeline: Pipeline,
+    policies: Sequence[str] = COMPARED,
+    *,
+    own: PolicyOutcome | None = None,
 ) -> dict[str, PolicyOutcome]:
-    """The same batches on the same stages under other policies.
+    """The same batches on the same stages under each policy with the schedule it comes with.
 
-    ``entrain`` runs with deferral and the fastest of 1F1B, split-backward and eager forward, as in
-    the paper; the others with 1F1B. Policies that cannot assign a batch are left out.
+    ``fixed`` and ``disttrain`` run 1F1B; ``entrain`` runs 1F1B with deferral: plain, with backward
+    by segment or with eager forwards, whichever is the fastest in the memory that the run's plan
+    allows (Entrain, section 5.3, arXiv 2605.27918). The policy that the run used is not assigned
+    again: it is the run as it was, with the run's own schedule, and so equals :func:`as_trained`.
+    Policies that cannot assign a batch are left out.
 
     Args:
         batches: Some of the batches that were trained.
         pipeline: Stages.
         policies: Names of policies.
+        own: What :func:`as_trained` returned, if it is known already.
     """
     found = {}
     for policy in policies:
+        if all(batch.assignment.policy == policy for batch in batches):
+            found[policy] = own or as_trained(batches, pipeline)
+            continue
         try:
-            outcomes = [_under(policy, batch, pipeline) for batch in batches]
+            found[policy] = _mean([_under(policy, batch, pipeline) for batch in batches])
         except EntrainError:
             continue
-        found[policy] = _mean(outcomes)
     return found
+
+
+def _own(batch: TrainedBatch, pipeline: Pipeline) -> PolicyOutcome:
+    def schedule_of(replica: int) -> Schedule:
+        return pipeline.schedule(batch.assignment, replica, batch.sizes)
+
+    return _outcome(
+        batch.assignment, batch.sizes, pipeline, schedule_of, text=pipeline.schedule_text
+    )
 
 
 def _under(policy: str, batch: TrainedBatch, pipeline: Pipeline) -> PolicyOutcome:
@@ -114,49 +153,68 @@ def _under(policy: str, batch: TrainedBatch, pipeline: Pipeline) -> PolicyOutcom
         equal_counts=len(batch.sizes) % num_replicas == 0,
         **options,  # type: ignore[arg-type]
     )
-    paper = policy == "entrain"
-    return _outcome(
-        assignment, batch.sizes, pipeline, None if paper else build_1f1b, ("1f1b",) if paper else ()
-    )
+    if policy == "entrain":
+        return _with_deferral(assignment, batch.sizes, pipeline)
+
+    def schedule_of(replica: int) -> Schedule:
+        rows = row_counts(assignment.replicas[replica], batch.sizes)
+        return build_1f1b(pipeline.placement, rows)
+
+    return _outcome(assignment, batch.sizes, pipeline, schedule_of, text=_PLAIN)
+
+
+def _with_deferral(
+    assignment: Assignment, sizes: Sequence[SampleSize], pipeline: Pipeline
+) -> PolicyOutcome:
+    """Each replica by the fastest kind of 1F1B."""
+
+    def schedule_of(replica: int) -> Schedule:
+        rows, costs = _step(assignment, replica, sizes, pipeline)
+        try:
+            return choose_schedule(
+                pipeline.placement,
+                rows,
+                costs,
+                max_bytes=pipeline.max_live,
+                families=("1f1b",),
+                may_reorder=False,
+            ).tuned.schedule
+        except ScheduleError:  # so uneven that none keeps to the limit: as the runtime does
+            return build_1f1b(pipeline.placement, rows, split_backward=True)
+
+    return _outcome(assignment, sizes, pipeline, schedule_of, text=_DEFERRAL)
 
 
 def _outcome(
     assignment: Assignment,
     sizes: Sequence[SampleSize],
     pipeline: Pipeline,
-    build: Builder | None,
-    families: Sequence[str],
+    schedule_of: Callable[[int], Schedule],
+    *,
+    text: str,
 ) -> PolicyOutcome:
-    factors = pipeline.stage_factors or [THIRDS] * len(pipeline.stage_shares)
-    if build is None:
-        options = {"families": families} if families else {}
-        choices = choose_for_replicas(
-            assignment,
-            pipeline.placement,
-            pipeline.stage_shares,
-            sizes=sizes,
-            stage_factors=factors,
-            may_reorder=False,
-            num_steps=300,
-            **options,  # type: ignore[arg-type]
-        )
-        times = [choice.simulation.iteration_ms for choice in choices]
-    else:
-        times = []
-        for replica in range(len(assignment.replicas)):
-            rows, costs = replica_step(
-                assignment,
-                replica,
-                pipeline.placement,
-                pipeline.stage_shares,
-                sizes=sizes,
-                stage_factors=factors,
-            )
-            times.append(simulate(build(pipeline.placement, rows), costs, rows).iteration_ms)
+    times = []
+    for replica in range(len(assignment.replicas)):
+        rows, costs = _step(assignment, replica, sizes, pipeline)
+        times.append(simulate(schedule_of(replica), costs, rows).iteration_ms)
     return PolicyOutcome(
         step_ms=max(times, default=0.0),
         encoder_cv=assignment.imbalance("encoder").cv,
         llm_cv=assignment.imbalance("llm").cv,
+        schedule=text,
+    )
+
+
+def _step(
+    assignment: Assignment, replica: int, sizes: Sequence[SampleSize], pipeline: Pipeline
+) -> tuple[RowCounts, StepCosts]:
+    return replica_step(
+        assignment,
+        replica,
+        pipeline.placement,
+        pipeline.stage_shares,
+        sizes=sizes,
+        stage_factors=pipeline.stage_factors or [THIRDS] * len(pipeline.stage_shares),
     )
 
 
@@ -166,4 +224,5 @@ def _mean(outcomes: Sequence[PolicyOutcome]) -> PolicyOutcome:
         step_ms=math.fsum(o.step_ms for o in outcomes) / count,
         encoder_cv=math.fsum(o.encoder_cv for o in outcomes) / count,
         llm_cv=math.fsum(o.llm_cv for o in outcomes) / count,
+        schedule=outcomes[0].schedule if outcomes else "",
     )

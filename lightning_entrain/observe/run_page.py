@@ -42,7 +42,7 @@ def _headline(record: RunRecord) -> list[tuple[str, str]]:
         entries.append((f"{bubble:.0%}", "bubble: share of the ranks' time without compute"))
     gain = gain_over_fixed(record)
     if gain is not None:
-        entries.append((f"{gain:+.0%}", "steps per second against sampler order, simulated"))
+        entries.append((f"{gain:+.0%}", f"steps per second, simulated: {gain_text(record)}"))
     tokens = record.last("throughput/tokens_per_sec")
     if tokens is not None:
         entries.append((f"{tokens:,.0f}", "tokens per second"))
@@ -50,11 +50,28 @@ def _headline(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def gain_over_fixed(record: RunRecord) -> float | None:
-    """Simulated speed of the run over that of policy `fixed` on the same batches, minus 1."""
+    """Simulated speed of the run over that of policy `fixed` on the same batches, minus 1.
+
+    0 for a run with policy `fixed`, which is compared with itself.
+    """
     own, fixed = record.policies.get(OWN), record.policies.get("fixed")
     if own is None or fixed is None or own["step_ms"] <= 0:
         return None
-    return fixed["step_ms"] / own["step_ms"] - 1
+    return float(fixed["step_ms"] / own["step_ms"] - 1)
+
+
+def gain_text(record: RunRecord) -> str:
+    """What the gain compares: policies, each with its schedule."""
+    own = f"this run ({_with_schedule(record, OWN)})"
+    if record.policy == "fixed":
+        return f"{own} is sampler order itself"
+    return f"{own} against sampler order ({_with_schedule(record, 'fixed')})"
+
+
+def _with_schedule(record: RunRecord, name: str) -> str:
+    policy = record.policy if name == OWN else name
+    schedule = record.policies[name].get("schedule", "")
+    return ", ".join(part for part in (policy, schedule) if part)
 
 
 def _advice(record: RunRecord) -> str:
@@ -130,7 +147,8 @@ def _policies(record: RunRecord) -> str:
     bars = [(name, [values["step_ms"]]) for name, values in record.policies.items()]
     rows = [
         (
-            name,
+            f"{name} ({record.policy})" if name == OWN and record.policy else name,
+            values.get("schedule", ""),
             round(values["step_ms"], 3),
             f"{values['encoder_cv']:.1%}",
             f"{values['llm_cv']:.1%}",
@@ -138,11 +156,14 @@ def _policies(record: RunRecord) -> str:
         for name, values in record.policies.items()
     ]
     body = bar_chart("Step of the slowest replica", bars, ["simulated"], unit="ms") + table(
-        ["policy", "step, ms", "encoder spread", "LLM spread"], rows, label="Policies compared"
+        ["policy", "schedule", "step, ms", "encoder spread", "LLM spread"],
+        rows,
+        label="Policies compared",
     )
     note = (
-        f"{record.num_compared} of the batches that were trained, under other policies on the same "
-        "stages, by simulation with the cost model's times."
+        f"{record.num_compared} of the batches that were trained, on the same stages, by "
+        "simulation with the cost model's times: this run as it was, and each policy with the schedule it "
+        "comes with. The run's own policy has the run's own schedule."
     )
     return section("What other policies would have cost", body, note=note)
 

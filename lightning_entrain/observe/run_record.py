@@ -40,7 +40,8 @@ class RunRecord:
         simulated: The same step in simulated time.
         timeline_step: Which step that was.
         idle: Per rank busy, fill and drain, imbalance, communication, in ms.
-        policies: Simulated step time and spreads per policy; the run's own as ``this run``.
+        policies: Simulated step time, spreads and schedule per policy; the run as it was as
+            ``this run``.
         num_compared: Batches that the policies were compared on.
         memory_gib: Peak per rank.
         predicted_memory_gib: Per stage of the plan.
@@ -63,7 +64,7 @@ class RunRecord:
     simulated: Timeline | None = None
     timeline_step: int = 0
     idle: list[list[float]] = field(default_factory=list)
-    policies: dict[str, dict[str, float]] = field(default_factory=dict)
+    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_compared: int = 0
     memory_gib: list[float] = field(default_factory=list)
     predicted_memory_gib: list[float] = field(default_factory=list)
@@ -152,6 +153,6 @@ def loads_by_microbatch(
     return found
 
 
-def policies_to_dict(outcomes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def policies_to_dict(outcomes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Outcomes of policies as plain values."""
     return {name: asdict(outcome) for name, outcome in outcomes.items()}

@@ -84,14 +84,11 @@ class StepPlanner:
         """
         begin = time.perf_counter()
         rows = row_counts(assignment.replicas[self.replica], sizes)
-        predicted_ms = None
+        predicted_ms: float | None = None
         if not train:
             schedule = build_forward_only(self.placement, rows)
-        elif self.schedule == AUTO and self._knows_costs(assignment):
-            schedule, predicted_ms = self._fastest(assignment, sizes)
         else:
-            name = "1f1b_split" if self.schedule == AUTO else self.schedule
-            schedule = SCHEDULES[name](self.placement, rows)
+            schedule, predicted_ms = self.train_schedule(assignment, sizes)
         program = lower(schedule, rows, boundary_columns=self.boundary_columns, dtype=self.dtype)
         verify(program, rows)
         return StepPlan(
@@ -103,6 +100,20 @@ class StepPlanner:
             program_digest=_short_hash(program.schedule.digest()),
             planning_ms=(time.perf_counter() - begin) * 1e3,
         )
+
+    def train_schedule(
+        self, assignment: Assignment, sizes: Sequence[SampleSize]
+    ) -> tuple[Schedule, float | None]:
+        """The schedule of a training step, and its simulated milliseconds where it was simulated.
+
+        Raises:
+            ScheduleError: If the schedule cannot be built.
+        """
+        if self.schedule == AUTO and self._knows_costs(assignment):
+            return self._fastest(assignment, sizes)
+        name = "1f1b_split" if self.schedule == AUTO else self.schedule
+        rows = row_counts(assignment.replicas[self.replica], sizes)
+        return SCHEDULES[name](self.placement, rows), None
 
     def _knows_costs(self, assignment: Assignment) -> bool:
         return self.stage_shares is not None and assignment.encoder_cost is not None
