@@ -8,6 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
+from lightning_entrain.observe.history import history_of
+
 
 def progress_callback() -> Callback:
     """A bar where standard output is a terminal, else a few lines."""
@@ -68,7 +70,8 @@ class StepLines(Callback):
 def balance(trainer: pl.Trainer) -> dict[str, str]:
     """Spread of the microbatches, encoder/LLM, and the pipeline's bubble, as monitors found them.
 
-    Empty without the monitors; the bubble is that of the last step that was looked at.
+    Empty without the monitors. The bubble is measured now and then, so it comes with the step that
+    it is of, counted from 1 as the progress is.
     """
     values, found = trainer.callback_metrics, {}
     spreads = [values.get(f"variability/{module}_cv") for module in ("encoder", "llm")]
@@ -76,5 +79,7 @@ def balance(trainer: pl.Trainer) -> dict[str, str]:
         found["cv"] = "/".join(f"{float(spread):.1%}" for spread in spreads if spread is not None)
     bubble = values.get("pipeline/bubble_ratio")
     if bubble is not None:
-        found["bubble"] = f"{float(bubble):.0%}"
+        step = history_of(trainer).newest_step.get("pipeline/bubble_ratio")
+        measured_at = "" if step is None else f" (step {step + 1})"
+        found["bubble"] = f"{float(bubble):.0%}{measured_at}"
     return found

@@ -15,15 +15,21 @@ class StepHistory:
 
     Args:
         max_steps: Above this number of steps every second one is dropped, and so on.
+
+    Attributes:
+        rows: Kept values by step and key.
+        newest_step: By key the step of its newest value, kept or not.
     """
 
     def __init__(self, max_steps: int = _MAX_STEPS) -> None:
         self._max_steps = max_steps
         self._stride = 1
         self.rows: dict[int, dict[str, float]] = {}
+        self.newest_step: dict[str, int] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Keep values of a step, beside those it has already."""
+        self.newest_step.update(dict.fromkeys(values, step))
         if step % self._stride:
             return
         self.rows.setdefault(step, {}).update(values)
