@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class MatrixJob(Job):
     layout: tuple[int, int, int, tuple[int, ...]] = LAYOUTS[0]
     schedule: str = "1f1b"
     frozen: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -88,7 +89,7 @@ class MatrixJob(Job):
 
     def strategy(self) -> EntrainStrategy:
         replicas, encoder, llm, stage_to_rank = self.layout
-        strategy = EntrainStrategy(replicas=replicas, schedule=self.schedule)
+        strategy = EntrainStrategy(replicas=replicas, schedule=self.schedule, **self.options)
         strategy._run_plan.wish = PlacedRequest(
             world_size=self.devices,
             replicas=replicas,
