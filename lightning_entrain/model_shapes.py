@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from lightning_entrain.errors import ConfigError
 from lightning_entrain.workload.blocks import projector
 from lightning_entrain.workload.hf_config import model_shape
 from lightning_entrain.workload.shapes import ModelShape
+from lightning_entrain.workload.trained_flops import TrainedParts
 
 
 def shape_of_model(model: Any, *, name: str = "") -> ModelShape:
@@ -46,6 +47,38 @@ def shape_of_model(model: Any, *, name: str = "") -> ModelShape:
         output_size=int(weights[-1].shape[0]),
     )
     return replace(shape, encoder=encoder)
+
+
+def trained_parts(model: Any, shape: ModelShape) -> TrainedParts:
+    """Which part of each layer's parameters is trained; read off a model that is not pruned.
+
+    Args:
+        model: An ``EntrainModel``.
+        shape: Its shape.
+    """
+    found = []
+    for module, layers in ((model.encoder, shape.encoder), (model.llm, shape.llm)):
+        after = [_trained_part(module, module.epilogue_names())] * len(layers.epilogue)
+        if module is model.encoder and model.projector is not None:
+            after[-1] = _part(model.projector.parameters())
+        found.append(
+            (
+                *[_trained_part(module, module.prologue_names())] * len(layers.prologue),
+                *(_trained_part(module, (name,)) for name in module.layer_names()),
+                *after,
+            )
+        )
+    return TrainedParts(encoder=found[0], llm=found[1])
+
+
+def _trained_part(module: Any, names: Iterable[str]) -> float:
+    return _part(p for name in names for p in module.get_submodule(name).parameters())
+
+
+def _part(parameters: Iterable[Any]) -> float:
+    sizes = [(p.numel(), p.requires_grad) for p in parameters]
+    trained = sum(size for size, requires_grad in sizes if requires_grad)
+    return trained / max(sum(size for size, _ in sizes), 1)
 
 
 def _config(module: Any, role: str) -> Mapping[str, Any]:

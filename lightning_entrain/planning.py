@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lightning_entrain.errors import ConfigError
-from lightning_entrain.model_shapes import shape_of_model
+from lightning_entrain.model_shapes import shape_of_model, trained_parts
 from lightning_entrain.models.freezing import modules_of
 from lightning_entrain.models.recompute import recomputed_share
 from lightning_entrain.plan.layout import StageLayout
@@ -28,6 +28,7 @@ from lightning_entrain.workload.roofline import AnalyticCostModel
 from lightning_entrain.workload.shapes import ModelShape
 from lightning_entrain.workload.sizes import SampleSize
 from lightning_entrain.workload.tables import SizeTable
+from lightning_entrain.workload.trained_flops import TrainedParts, training_flops
 
 if TYPE_CHECKING:
     from lightning_entrain.models.entrain_model import EntrainModel
@@ -51,17 +52,27 @@ class Workload:
         cost_model: Analytic or measured.
         training: What is trained, and in which precision.
         device: The device, as a roofline.
+        trained: Which part of each layer is trained; None for all.
     """
 
     shape: ModelShape
     cost_model: CostModel
     training: Training
     device: Device
+    trained: TrainedParts | None = None
 
     def sample_costs(self, sizes: Sequence[SampleSize]) -> tuple[list[float], list[float]]:
         """Predicted milliseconds (forward and backward) per sample in encoder and LLM."""
         costs = sample_costs(self.shape, self.table(sizes), self.cost_model, self.training)
         return costs.encoder_ms.tolist(), costs.llm_ms.tolist()
+
+    def training_flops(self, sizes: Sequence[SampleSize]) -> float:
+        """Model FLOPs of training these samples: forward, and the backward that is needed.
+
+        Recomputation is not counted; see `workload.trained_flops`.
+        """
+        trained = self.trained or TrainedParts.whole(self.shape)
+        return float(training_flops(self.shape, self.table(sizes), trained).sum())
 
     def table(self, sizes: Sequence[SampleSize]) -> SizeTable:
         """The samples' sizes as arrays."""
@@ -161,15 +172,23 @@ def workload_of(
     except ConfigError:
         return None
     found = device_of(device)
+    again = recomputed_share(model.encoder), recomputed_share(model.llm)
     training = Training(
         encoder=_mode(modules_of(model, "encoder")),
         projector=_mode(modules_of(model, "projector")),
         llm=_mode(modules_of(model, "llm")),
         precision=cast(Any, precision if precision in _PRECISIONS else "32-true"),
-        recompute=min(recomputed_share(model.encoder), recomputed_share(model.llm)) > 0.5,
+        recompute=min(again) > 0.5,
+        recomputed=again,
     )
     cost_model = AnalyticCostModel(device=found, link_gbps=found.link_gbps)
-    return Workload(shape=shape, cost_model=cost_model, training=training, device=found)
+    return Workload(
+        shape=shape,
+        cost_model=cost_model,
+        training=training,
+        device=found,
+        trained=trained_parts(model, shape),
+    )
 
 
 def device_of(device: torch.device) -> Device:
@@ -213,20 +232,8 @@ def check_runnable(plan: ParallelPlan, num_ranks: int) -> None:
     Raises:
         ConfigError: Naming the field, or both numbers.
     """
-    for name in ("encoder_tp", "llm_tp", "encoder_cp", "llm_cp"):
-        if getattr(plan, name) != 1:
-            raise ConfigError(
-                f"plan.{name} is {getattr(plan, name)}",
-                limit="1, for this runtime has no tensor or context parallelism yet",
-                remedy="plan with entrain-plan runnable_only=true encoder_tp=null llm_tp=null",
-            )
-    if plan.num_gpus != num_ranks:
-        raise ConfigError(
-            f"The plan is for {plan.num_gpus} devices ({plan.dp} replicas x "
-            f"{plan.gpus_per_replica})",
-            limit=f"this job has {num_ranks}",
-            remedy=f"set devices={plan.num_gpus}, or plan for {num_ranks}",
-        )
+    SUPPORTED.require(plan)
+    plan.check_devices(num_ranks)
 
 
 def layout_of(
@@ -239,16 +246,7 @@ def layout_of(
             model; names the field.
     """
     check_runnable(plan, num_ranks)
-    for name, layers, held in (
-        ("encoder", plan.encoder_layers, encoder_layers),
-        ("llm", plan.llm_layers, llm_layers),
-    ):
-        if layers[-1][1] != held:
-            raise ConfigError(
-                f"plan.{name}_layers ends at layer {layers[-1][1]}",
-                limit=f"the model's {name} has {held} layers",
-                remedy="plan for the model that is trained",
-            )
+    plan.check_layers(encoder_layers=encoder_layers, llm_layers=llm_layers)
     return StageLayout(
         num_replicas=plan.dp,
         encoder_ranges=tuple(plan.encoder_layers),

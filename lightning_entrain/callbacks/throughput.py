@@ -13,10 +13,7 @@ from lightning_entrain.callbacks.monitor import StepMonitor, check_interval, ste
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.observe.batch_costs import BatchCosts
 from lightning_entrain.observe.wandb_log import define_sections
-from lightning_entrain.workload.flops import sample_flops
 from lightning_entrain.workload.hardware import DEVICES, Device, device
-
-_BACKWARD = 2.0
 
 
 @dataclass
@@ -46,13 +43,16 @@ class ThroughputMonitor(StepMonitor):
     | `throughput/tokens_per_sec` | LLM tokens trained, vision and text | tokens/s |
     | `throughput/vision_tokens_per_sec` | of them, merged vision tokens | tokens/s |
     | `throughput/step_seconds` | one global batch with its optimizer step | s |
-    | `throughput/tflops_per_device` | model FLOPs, forward and backward, per device | TFLOPS |
+    | `throughput/tflops_per_device` | model FLOPs trained, per device | TFLOPS |
     | `throughput/mfu` | the same over the named device's dense peak | none |
     | `throughput/data_wait_share` | share of the time spent waiting for the next batch | none |
     | `throughput/planning_share` | time to plan a step over a step's time, wherever it is planned | none |
 
-    Model FLOPs are known for models built from Hugging Face configurations, and count no
-    recomputation. `mfu` needs a device: a CUDA device that is known by name, or the one named
+    Model FLOPs are known for models built from Hugging Face configurations. They count what training
+    asks for: forward everywhere, gradients of inputs behind the first trained layer, gradients of
+    weights for what is trained, so frozen modules and LoRA count less than full training. By the
+    convention of model FLOPs utilisation they do not count recomputation, which makes `mfu` smaller
+    than the share of the time that the device computes. `mfu` needs a device: a CUDA device that is known by name, or the one named
     here; a CPU has none.
 
     Args:
@@ -140,9 +140,7 @@ class ThroughputMonitor(StepMonitor):
         workload = self._costs.workload if self._costs is not None else None
         if workload is None:
             return 0.0
-        encoder, llm = sample_flops(workload.shape, workload.table(sizes))
-        # A frozen module's weights need no gradient; what flows through it depends on the rest.
-        return float((1 + _BACKWARD) * (encoder.sum() + llm.sum()))
+        return workload.training_flops(sizes)
 
     def _values(self, trainer: pl.Trainer, window: _Window) -> dict[str, float]:
         elapsed = max(window.train_seconds + window.data_seconds, 1e-9)

@@ -162,8 +162,8 @@ def _policies(record: RunRecord) -> str:
     )
     note = (
         f"{record.num_compared} of the batches that were trained, on the same stages, by "
-        "simulation with the cost model's times: this run as it was, and each policy with the schedule it "
-        "comes with. The run's own policy has the run's own schedule."
+        "simulation with the cost model's times: this run as it was, and each policy with the "
+        "schedule it comes with. The run's own policy has the run's own schedule."
     )
     return section("What other policies would have cost", body, note=note)
 

@@ -255,8 +255,8 @@ class MeasuredCostModel:
         whole = 2.0 * linear + 2.5 * attention
         weights = np.where(whole > 0, linear / np.maximum(whole, 1e-30), 0.5)
         input_ms = backward * (1 - weights) if flows or mode != "frozen" else 0.0 * backward
-        if training.recompute and layer.attention is not None and (flows or mode != "frozen"):
-            input_ms = input_ms + forward
+        if flows or mode != "frozen":
+            input_ms = input_ms + training.recomputed_forwards(module, layer) * forward
         kept, state = memory_cost(module, layer, load, training, tp=tp, cp=cp)
         return LayerCost(
             forward_ms=forward,

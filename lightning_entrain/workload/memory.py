@@ -31,6 +31,8 @@ class Training:
         precision: Lightning's names. ``bf16-mixed`` keeps fp32 weights and computes in bf16.
         optimizer: Decides the states per trained parameter.
         recompute: Keep only each block's input and run its forward again in backward.
+        recomputed: Part of the encoder's and of the LLM's blocks whose forward runs again; None for
+            all of them where `recompute` is set, and for none elsewhere.
     """
 
     encoder: TrainMode = "full"
@@ -40,6 +42,7 @@ class Training:
     precision: Precision = "bf16-mixed"
     optimizer: Optimizer = "adamw"
     recompute: bool = False
+    recomputed: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("encoder", "projector", "llm"):
@@ -64,6 +67,14 @@ class Training:
         if layer.kind == "projector":
             return self.projector
         return self.encoder if module == "encoder" else self.llm
+
+    def recomputed_forwards(self, module: str, layer: Layer) -> float:
+        """How often a layer's forward runs again in a backward, on average; 0 to 1."""
+        if layer.attention is None:
+            return 0.0
+        if self.recomputed is None:
+            return float(self.recompute)
+        return self.recomputed[0 if module == "encoder" else 1]
 
     def needs_input_gradient(self, module: str, layer: Layer) -> bool:
         """Whether gradients flow through the layer to something trained in front of it."""

@@ -82,8 +82,8 @@ class AnalyticCostModel:
             # Something inside the layer still needs the activations' gradients.
             inner = layer.attention is not None or len(layer.linears) > 1
             input_ms = 0.5 * matmul + backward_attention + moved if inner else zero
-        if training.recompute and layer.attention is not None and (trained or flows):
-            input_ms = input_ms + forward
+        if trained or flows:
+            input_ms = input_ms + training.recomputed_forwards(module, layer) * forward
         kept, state = memory_cost(module, layer, load, training, tp=tp, cp=cp)
         operations = layer_flops(layer, load) / tp / cp
         linear = linear_flops(layer, load) / tp / cp

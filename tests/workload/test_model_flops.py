@@ -9,8 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_entrain.model_shapes import shape_of_model
+from lightning_entrain.models.freezing import freeze
+from lightning_entrain.models.lora import LoraOptions, add_lora
 from lightning_entrain.models.protocol import EncoderPacking, LlmPacking
+from lightning_entrain.models.recompute import recompute_layers
 from lightning_entrain.models.tiny import tiny_vlm
+from lightning_entrain.planning import workload_of
 from lightning_entrain.workload.flops import module_flops
 from lightning_entrain.workload.hf_config import llm_shape
 from lightning_entrain.workload.sizes import SampleSize
@@ -67,3 +71,76 @@ def test_mixtures_count_active_experts(family: str) -> None:
     shape = llm_shape(config.to_dict())
     predicted = float(module_flops(shape, causal_load(64))[0])
     assert predicted == pytest.approx(counted(lambda: model(input_ids=ids)), rel=0.02)
+
+
+FROZEN = [
+    (),
+    ("encoder",),
+    ("encoder", "projector"),
+    ("encoder", "llm"),
+    ("llm",),
+    ("llm", "projector"),
+]
+
+
+def trained_step(model) -> int:
+    """Operations of forward and backward of the samples as one microbatch, as torch counts them."""
+    packing = EncoderPacking(grids=tuple(grid for s in SAMPLES for grid in s.grids))
+    rows = LlmPacking(sample_lengths=tuple(s.num_tokens for s in SAMPLES))
+    pixels = torch.randn(packing.num_patches, model.encoder.patch_dim)
+    ids = torch.randint(1, 512, (rows.num_tokens,))
+    ids[: sum(s.num_vision_tokens for s in SAMPLES)] = 0
+
+    def run() -> None:
+        features = model.encoder_stage(pixels, packing, start=0, stop=4)
+        logits = model.llm_stage(features, rows, start=0, stop=4, input_ids=ids)
+        logits.sum().backward()
+
+    return counted(run)
+
+
+@pytest.mark.parametrize("frozen", FROZEN, ids="-".join)
+def test_a_step_counts_the_backward_that_is_needed(frozen: tuple[str, ...]) -> None:
+    model = tiny_vlm(vocab_size=512, image_token_id=0)
+    freeze(model, frozen)
+    workload = workload_of(model, torch.device("cpu"))
+    assert workload is not None
+    assert workload.training_flops(SAMPLES) == pytest.approx(trained_step(model), rel=0.02)
+
+
+def test_layers_that_are_frozen_one_by_one_and_adapters_count_by_what_is_trained() -> None:
+    pytest.importorskip("peft")
+    model = tiny_vlm(vocab_size=512, image_token_id=0)
+    for name in model.encoder.layer_names()[:2]:
+        model.encoder.get_submodule(name).requires_grad_(False)
+    for name in model.encoder.prologue_names():
+        model.encoder.get_submodule(name).requires_grad_(False)
+    workload = workload_of(model, torch.device("cpu"))
+    assert workload is not None
+    assert workload.training_flops(SAMPLES) == pytest.approx(trained_step(model), rel=0.02)
+    model = tiny_vlm(vocab_size=512, image_token_id=0)
+    freeze(model, ("encoder", "projector"))
+    add_lora(model, llm=LoraOptions(rank=2))
+    for name in model.llm.prologue_names() + model.llm.epilogue_names():
+        model.llm.get_submodule(name).requires_grad_(False)
+    workload = workload_of(model, torch.device("cpu"))
+    assert workload is not None
+    assert workload.training_flops(SAMPLES) == pytest.approx(trained_step(model), rel=0.04)
+
+
+def test_recomputation_costs_time_and_no_model_flops() -> None:
+    """An LLM recomputed whole runs its blocks' forward once more, every second layer half of it."""
+    found = {}
+    for what in ("none", "every_2", "full"):
+        model = tiny_vlm(vocab_size=512)
+        recompute_layers(model.llm, what)
+        workload = workload_of(model, torch.device("cpu"))
+        assert workload is not None
+        encoder, llm = workload.sample_costs(SAMPLES)
+        found[what] = sum(encoder), sum(llm), workload.training_flops(SAMPLES)
+    none, half, full = (found[what] for what in ("none", "every_2", "full"))
+    assert none[0] == half[0] == full[0]
+    assert none[2] == half[2] == full[2]
+    forward = 2 * (half[1] - none[1])
+    assert full[1] - none[1] == pytest.approx(forward)
+    assert 0.25 < forward / none[1] < 0.4

@@ -1,0 +1,97 @@
+"""Model FLOPs of a training step by what is trained: forward, and the backward that is needed.
+
+By convention model FLOPs count the work that the model asks for, not how it is carried out: neither
+recomputed activations nor the scores that fused attention computes again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_entrain.workload.flops import attention_flops, linear_flops
+from lightning_entrain.workload.layers import Layer, Linear
+from lightning_entrain.workload.shapes import FloatArray, Load, ModelShape, ModuleShape
+from lightning_entrain.workload.tables import SizeTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedParts:
+    """Part of each layer's parameters that is trained, 0 to 1; as in `ModuleShape.layers`.
+
+    Attributes:
+        encoder: Of the encoder, its merger and projector included.
+        llm: Of the LLM, embedding and head included.
+    """
+
+    encoder: tuple[float, ...]
+    llm: tuple[float, ...]
+
+    @classmethod
+    def whole(cls, model: ModelShape) -> TrainedParts:
+        """All parameters of a model."""
+        return cls(encoder=(1.0,) * len(model.encoder.layers), llm=(1.0,) * len(model.llm.layers))
+
+
+def training_flops(model: ModelShape, table: SizeTable, trained: TrainedParts) -> FloatArray:
+    """Forward and backward operations per sample, both modules together, ``[num_samples]``.
+
+    Forward (F) counts always. Gradients of inputs (I) count behind the first layer with a trained
+    parameter, and inside that layer behind its first matrix multiplications; gradients of weights
+    (W) count in proportion to the trained parameters, which for adapters is their own size. The
+    adapters' small forward is left out.
+
+    Args:
+        model: The model's shape.
+        table: Sizes of the samples.
+        trained: What is trained.
+    """
+    loads = {module.name: module.load(table) for module in model.modules}
+    total = np.zeros(len(table.num_tokens))
+    for (name, layer, work), count in Counter(_works(model, trained)).items():
+        total = total + count * work.flops(layer, loads[name])
+    return total
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What of a layer is computed: its trained part, and where it stands to the first trained."""
+
+    trained: float
+    is_first: bool
+    is_behind: bool
+
+    def flops(self, layer: Layer, load: Load) -> FloatArray:
+        linear, attention = linear_flops(layer, load), attention_flops(layer, load)
+        total = linear * (1.0 + self.trained) + attention
+        if self.is_behind:
+            return total + linear + 2.0 * attention
+        if self.is_first:
+            entry = Layer(kind=layer.kind, linears=_entry(layer))
+            return total + linear - linear_flops(entry, load) + 2.0 * attention
+        return total
+
+
+def _works(model: ModelShape, trained: TrainedParts) -> Iterator[tuple[str, Layer, _Work]]:
+    reached = False
+    for module, parts in ((model.encoder, trained.encoder), (model.llm, trained.llm)):
+        for layer, part in zip(module.layers, _checked(module, parts), strict=True):
+            is_first = part > 0 and not reached
+            yield module.name, layer, _Work(part, is_first, reached)
+            reached = reached or part > 0
+
+
+def _checked(module: ModuleShape, parts: tuple[float, ...]) -> tuple[float, ...]:
+    assert len(parts) == len(module.layers), f"{len(parts)} parts of {module.name}"
+    return parts
+
+
+def _entry(layer: Layer) -> tuple[Linear, ...]:
+    """The matrix multiplications that work on the layer's own input: of a block, Q, K and V."""
+    if layer.attention is None:
+        return layer.linears[:1]
+    fused = layer.linears[0].out_features > layer.attention.width
+    return layer.linears[: 1 if fused else 3]
