@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 
 from lightning_entrain.config import GROUPS, ModuleConf, TrainConf, TrainerConf, describe_range
@@ -82,21 +81,10 @@ def reference_markdown() -> str:
     return "".join(parts)
 
 
-def suggest(overrides: Iterable[str]) -> list[str]:
-    """Known names near the unknown ones in command-line overrides.
-
-    Args:
-        overrides: Arguments such as `strategy.llm_stage=2`.
-    """
-    known = {option.name for section in sections() for option in section.options}
-    known |= {"data", "model", "strategy", "trainer", "logger", "callbacks", "experiment"}
-    found = []
-    for override in overrides:
-        name, equals, _ = override.partition("=")
-        name = name.lstrip("+~")
-        if equals and name not in known and not name.startswith(("hydra.", "-")):
-            found += difflib.get_close_matches(name, sorted(known), n=1)
-    return found
+def known_names() -> list[str]:
+    """Dotted names of all options, and the names of the groups."""
+    groups = ["data", "model", "strategy", "trainer", "logger", "callbacks", "experiment"]
+    return groups + [option.name for section in sections() for option in section.options]
 
 
 def _section(title: str, prefix: str, schema: type) -> Section:

@@ -110,7 +110,7 @@ def register_configs() -> None:
 def main() -> None:
     """Entry point of `entrain-plan`."""
     register_configs()
-    run_app("plan", _job)
+    run_app("plan", _job, PlanConf)
 
 
 def _job(config: DictConfig) -> None:

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import hydra
 from omegaconf import DictConfig
 
+from lightning_entrain.command_line import option_names, run_hydra, wants_traceback
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.errors import EntrainError
 
 
-def run_app(name: str, job: Callable[[DictConfig], None]) -> None:
-    """Run a job on the config of that name in conf/planning, with the command line's overrides."""
-    folder = str(conf_dir() / "planning")
-    hydra.main(version_base="1.3", config_path=folder, config_name=name)(job)()
+def run_app(
+    name: str, job: Callable[[DictConfig], None], schema: type, *, reference: str = "planning"
+) -> None:
+    """Run a job on the config of that name in conf/planning, with the command line's overrides.
+
+    Args:
+        name: The config's, and behind ``entrain-`` the command's.
+        job: Called with the composed config.
+        schema: The config's structure.
+        reference: Page of docs/ that lists the options.
+    """
+    run_hydra(
+        job,
+        folder=conf_dir() / "planning",
+        name=name,
+        program=f"entrain-{name}",
+        options=option_names(schema),
+        reference=f"docs/{reference}.md",
+    )
 
 
 @contextmanager
@@ -26,7 +40,7 @@ def one_line_errors(config: DictConfig) -> Iterator[None]:
     try:
         yield
     except EntrainError as error:
-        if config.debug or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        if wants_traceback(config):
             raise
         print(f"Error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

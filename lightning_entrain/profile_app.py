@@ -44,7 +44,7 @@ def register_configs() -> None:
 def main() -> None:
     """Entry point of `entrain-profile`."""
     register_configs()
-    run_app("profile", _job)
+    run_app("profile", _job, ProfileConf)
 
 
 def _job(config: DictConfig) -> None:

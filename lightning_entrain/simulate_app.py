@@ -90,7 +90,7 @@ def register_configs() -> None:
 def main() -> None:
     """Entry point of `entrain-simulate`."""
     register_configs()
-    run_app("simulate", _job)
+    run_app("simulate", _job, SimulateConf, reference="simulation")
 
 
 _GROUPS = ("model", "data", "cluster")

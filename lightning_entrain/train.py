@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_entrain.command_line import run_hydra, wants_traceback
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.config import num_devices, register_configs, validate
+from lightning_entrain.config_reference import known_names
 from lightning_entrain.errors import ConfigError, DataError, EntrainError, RankFailedError
+from lightning_entrain.run_folder import run_folder
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -31,41 +33,23 @@ def main() -> None:
     # busy cores a run took ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     register_configs()
-    run = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(_job)
-    try:
-        run()
-    except SystemExit as end:
-        if end.code and not _job_started:
-            _explain_config_error()
-        raise
-
-
-_job_started = False
-
-
-def _explain_config_error() -> None:
-    """Add a remedy to what Hydra printed of an option that it refused."""
-    from lightning_entrain.config_reference import suggest
-
-    names = suggest(sys.argv[1:])
-    remedy = f"did you mean {' or '.join(names)}? " if names else ""
-    print(
-        f"Remedy: {remedy}`entrain-train --help` lists all options; docs/configuration.md tells "
-        "their meaning and range.",
-        file=sys.stderr,
-        flush=True,
+    run_hydra(
+        _job,
+        folder=conf_dir(),
+        name="train",
+        program="entrain-train",
+        options=known_names(),
+        reference="docs/configuration.md",
     )
 
 
 def _job(config: DictConfig) -> None:
     """One Hydra job: train, and end with one clear message where that fails."""
-    global _job_started
-    _job_started = True
     try:
         result = train(config)
     except Exception as error:
         known = user_error(error)
-        if known is None or config.debug or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        if known is None or wants_traceback(config):
             raise
         if _speaks(known):
             print(f"Error: {known}", file=sys.stderr, flush=True)
@@ -115,7 +99,11 @@ def train(config: DictConfig) -> RunResult | None:
     validate(config)
     devices = num_devices(config)
     ckpt_path = _checkpoint_path(config)
+    with run_folder(config.run_dir):
+        return _train(config, devices, ckpt_path)
 
+
+def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult | None:
     import lightning.pytorch as pl
     from hydra.utils import instantiate
     from lightning.fabric.utilities.rank_zero import _get_rank

@@ -8,12 +8,13 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from lightning_entrain.callbacks.checkpoint import RunCheckpoint
 from lightning_entrain.callbacks.variability import WorkloadVariabilityMonitor
+from lightning_entrain.command_line import explain, nearest
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.config import (
     GROUPS,
@@ -23,7 +24,7 @@ from lightning_entrain.config import (
     register_configs,
     validate,
 )
-from lightning_entrain.config_reference import reference_markdown, sections, suggest
+from lightning_entrain.config_reference import known_names, reference_markdown, sections
 from lightning_entrain.datamodule import EntrainDataModule
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.loggers import StepCSVLogger
@@ -136,7 +137,14 @@ def test_a_plan_decides_the_number_of_processes(composed, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     config = composed(*IN_MEMORY, f"strategy.plan={path}")
+    validate(config)
     assert num_devices(config) == 6
+    with pytest.raises(ConfigError, match=r"The plan is for 6 devices .*this job has 2"):
+        validate(composed(*IN_MEMORY, f"strategy.plan={path}", "trainer.devices=2"))
+    with pytest.raises(ConfigError, match=r"encoder_layers ends at layer 3.*has 4 layers"):
+        validate(composed("data=synthetic", "model=tiny_vlm", f"strategy.plan={path}"))
+    with pytest.raises(ConfigError, match=r"is 9\. Limit: divisible by 2 replicas"):
+        validate(composed(*IN_MEMORY, f"strategy.plan={path}", "data.global_batch_size=9"))
     assert build_trainer(config, 6).strategy.num_replicas == 2
     with pytest.raises(ConfigError, match=r"strategy\.plan=gone\.json cannot be read"):
         num_devices(composed("strategy.plan=gone.json"))
@@ -165,6 +173,11 @@ def test_a_plan_decides_the_number_of_processes(composed, tmp_path):
         ),
         (["trainer.devices=3", "strategy.replicas=2"], r"3 device\(s\) cannot hold 2 replicas"),
         (["trainer.devices=2", "strategy.llm_stages=2"], "leaves no rank for the other module"),
+        (["seed=99999999999"], r"^seed is 99999999999\. Limit: at least 0, at most 4294967295"),
+        (["strategy.replicas=3"], r"global_batch_size is 16\. Limit: divisible by 3 replicas"),
+        (["data.micro_batch_size=4"], "num_microbatches is 4 and micro_batch_size is 4"),
+        (["strategy.encoder_stages=5"], r"encoder_stages=5 for a module of 4 layer\(s\)"),
+        (["trainer.devices=9"], "9 ranks per replica for a model of 4 encoder and 4 LLM layers"),
     ],
 )
 def test_a_value_out_of_range_is_one_clear_error(overrides, message, composed):
@@ -184,8 +197,38 @@ def test_a_value_out_of_range_is_one_clear_error(overrides, message, composed):
     ],
 )
 def test_a_wrong_name_or_type_is_refused(override, kind, message, composed):
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as caught:
         composed(override)
+    text = str(explain(caught.value, program="p", options=known_names(), reference="d"))
+    assert message in text
+    assert "Remedy: " in text
+    assert "\n" not in text
+
+
+def test_hydras_errors_are_told_in_one_line(composed):
+    def told(override):
+        with pytest.raises(HydraException) as caught:
+            composed(override)
+        error = explain(caught.value, program="p", options=known_names(), reference="d")
+        return str(error)
+
+    look = "`p --help` lists all options, d tells their meaning."
+    assert told("strategy.llm_stage=2") == (
+        "There is no option 'strategy.llm_stage'. Remedy: the nearest is strategy.llm_stages; "
+        + look
+    )
+    assert told("trainer.max_steps=abc") == (
+        "trainer.max_steps=abc: Value 'abc' of type 'str' could not be converted to Integer. "
+        "Remedy: " + look
+    )
+    assert told("model=tiny_vln") == (
+        "model=tiny_vln: there is no such choice. Limit: one of nano_vlm, tiny_vlm. "
+        "Remedy: the nearest is model=tiny_vlm."
+    )
+    assert told("a b=[") == (
+        "'a b=[' cannot be read. Limit: NAME=VALUE. Remedy: quote values with spaces, commas or "
+        "brackets: 'NAME=\"VALUE\"'."
+    )
 
 
 SCHEMAS = [(f"{g}/{n}", schema) for g, group in GROUPS.items() for n, schema in group.items()]
@@ -221,12 +264,18 @@ def test_schedules_offered_are_those_that_exist():
     assert field.metadata["choices"] == (AUTO, *SCHEDULES)
 
 
-def test_near_names_are_suggested():
-    assert suggest(["strategy.llm_stage=2", "trainer.devices=2", "hydra.run.dir=x"]) == [
-        "strategy.llm_stages"
-    ]
-    assert suggest(["modle=tiny_vlm"]) == ["model"]
-    assert suggest(["-m", "qqqqqq=1"]) == []
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("strategy.llm_stage", "strategy.llm_stages"),
+        ("modle", "model"),
+        ("learning_rate", "module.learning_rate"),
+        ("batch_size", "data.global_batch_size"),
+        ("qqqqqq", None),
+    ],
+)
+def test_near_names_are_suggested(wrong, right):
+    assert nearest(wrong, known_names()) == right
 
 
 def test_further_trainer_arguments_can_be_given(composed):

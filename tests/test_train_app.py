@@ -15,6 +15,7 @@ from lightning_entrain.config import register_configs
 from lightning_entrain.errors import ConfigError, DataError
 from lightning_entrain.models.tiny import tiny_vlm
 from lightning_entrain.module import EntrainLightningModule
+from lightning_entrain.run_folder import run_folder
 from lightning_entrain.train import train
 
 pytestmark = pytest.mark.timeout(300)
@@ -189,21 +190,37 @@ def test_a_missing_data_folder_is_one_clear_message(launch, environment):
     assert "Remedy: " in line
 
 
-def test_a_wrong_name_ends_with_a_suggestion(launch):
+def test_what_hydra_refuses_ends_in_one_line(launch):
     done = launch("strategy.llm_stage=2")
     assert done.returncode == 1
-    assert "Key 'llm_stage' not in 'EntrainStrategyConf'" in done.stderr
-    assert "Remedy: did you mean strategy.llm_stages?" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("Error: There is no option 'strategy.llm_stage'. Remedy: ")
+    assert "the nearest is strategy.llm_stages;" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_wrong_value_ends_with_its_name(launch):
-    done = launch("trainer.devices=two")
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("taken", "File exists"), ("/proc/x/y", "No such file")]
+)
+def test_a_run_folder_that_cannot_be_made_is_one_line(folder, reason, launch, environment):
+    (environment / "taken").write_text("mine")
+    done = launch(f"hydra.run.dir={folder}")
     assert done.returncode == 1
-    assert "Value 'two' of type 'str' could not be converted to Integer" in done.stderr
-    assert "trainer.devices" in done.stderr
-    assert "Remedy: " in done.stderr
-    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: The run's folder ")
+    assert reason in line
+    assert "Remedy: set hydra.run.dir=DIR" in line
+    assert (environment / "taken").read_text() == "mine"
+
+
+def test_a_second_run_in_the_same_folder_is_refused(launch, environment):
+    with run_folder(environment / "run"):
+        before = sorted((environment / "run").rglob("*"))
+        done = launch(*QUICK, f"hydra.run.dir={environment / 'run'}")
+        assert sorted((environment / "run").rglob("*")) == before
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"in use by the run of process {os.getpid()} on " in line
+    assert "Remedy: " in line
 
 
 def test_devices_that_do_not_fit_the_stages_end_at_once(launch):

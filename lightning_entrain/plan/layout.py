@@ -137,6 +137,29 @@ class LayoutRequest:
             )
         return ranks
 
+    def check_depth(self, *, encoder_layers: int, llm_layers: int) -> None:
+        """Check that the stages asked for fit the modules; needs no weights and no data.
+
+        Args:
+            encoder_layers: Layers of the encoder.
+            llm_layers: Layers of the LLM.
+
+        Raises:
+            ConfigError: If a module has fewer layers than stages, or the numbers do not fit.
+        """
+        ranks = self.ranks_per_replica()
+        if ranks > encoder_layers + llm_layers:
+            raise ConfigError(
+                f"{ranks} ranks per replica for a model of {encoder_layers} encoder and "
+                f"{llm_layers} LLM layers",
+                limit=f"at most {encoder_layers + llm_layers}, one layer per rank",
+                remedy="lower devices, raise replicas or use a deeper model",
+            )
+        if self.encoder_stages is not None or self.llm_stages is not None or ranks == 1:
+            encoder, llm = self._stage_counts(ranks, 1.0, 1.0)
+            _check_depth("encoder_stages", encoder, encoder_layers)
+            _check_depth("llm_stages", llm, llm_layers)
+
     def resolve(
         self,
         *,
@@ -158,16 +181,8 @@ class LayoutRequest:
         """
         ranks = self.ranks_per_replica()
         encoder, llm = self._stage_counts(ranks, encoder_weight, llm_weight)
-        for name, stages, layers in (
-            ("encoder_stages", encoder, encoder_layers),
-            ("llm_stages", llm, llm_layers),
-        ):
-            if stages > layers:
-                raise ConfigError(
-                    f"{name}={stages} for a module of {layers} layer(s)",
-                    limit=f"{name} at most {layers}, one layer per stage",
-                    remedy=f"lower {name} or use a deeper module",
-                )
+        _check_depth("encoder_stages", encoder, encoder_layers)
+        _check_depth("llm_stages", llm, llm_layers)
         placement = (
             Placement.colocated(encoder, llm, 1)
             if ranks == 1
@@ -200,3 +215,12 @@ def even_ranges(num_layers: int, num_stages: int) -> tuple[LayerRange, ...]:
     lengths = [base + (stage < extra) for stage in range(num_stages)]
     starts = [sum(lengths[:stage]) for stage in range(num_stages)]
     return tuple((start, start + length) for start, length in zip(starts, lengths, strict=True))
+
+
+def _check_depth(name: str, stages: int, layers: int) -> None:
+    if stages > layers:
+        raise ConfigError(
+            f"{name}={stages} for a module of {layers} layer(s)",
+            limit=f"{name} at most {layers}, one layer per stage",
+            remedy=f"lower {name} or use a deeper module",
+        )

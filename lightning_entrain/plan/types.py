@@ -152,6 +152,37 @@ class ParallelPlan:
         """Samples per microbatch on average."""
         return self.global_batch_size / self.dp / self.num_microbatches
 
+    def check_layers(self, *, encoder_layers: int, llm_layers: int) -> None:
+        """Check that the plan was made for a model of that many layers.
+
+        Raises:
+            ConfigError: If it was not; names the field.
+        """
+        for name, layers, held in (
+            ("encoder", self.encoder_layers, encoder_layers),
+            ("llm", self.llm_layers, llm_layers),
+        ):
+            if layers[-1][1] != held:
+                raise ConfigError(
+                    f"plan.{name}_layers ends at layer {layers[-1][1]}",
+                    limit=f"the model's {name} has {held} layers",
+                    remedy="plan for the model that is trained",
+                )
+
+    def check_devices(self, num_devices: int) -> None:
+        """Check that the plan was made for that many devices.
+
+        Raises:
+            ConfigError: If it was not.
+        """
+        if self.num_gpus != num_devices:
+            raise ConfigError(
+                f"The plan is for {self.num_gpus} devices ({self.dp} replicas x "
+                f"{self.gpus_per_replica})",
+                limit=f"this job has {num_devices}",
+                remedy=f"set devices={self.num_gpus}, or plan for {num_devices}",
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; derived numbers are included for readers."""
         record = asdict(self)
@@ -290,9 +321,14 @@ class Supported:
         if problems:
             raise ConfigError(
                 f"plan.{problems[0]} is not runnable yet",
-                limit=f"tp in {list(self.tp)}, cp in {list(self.cp)}",
-                remedy="make the plan with runnable_only=true",
+                limit=f"tensor parallelism of {_or(self.tp)} and context parallelism of "
+                f"{_or(self.cp)}" + ("" if self.unequal_tp else ", the same for encoder and LLM"),
+                remedy="plan with entrain-plan runnable_only=true encoder_tp=null llm_tp=null",
             )
+
+
+def _or(numbers: tuple[int, ...]) -> str:
+    return " or ".join(map(str, numbers))
 
 
 def _whole(name: str, value: Any) -> None:

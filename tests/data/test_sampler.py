@@ -131,7 +131,9 @@ def test_a_global_batch_that_replicas_cannot_share_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"is 16\. .*divisible by 3 replicas\..*15 or 18"):
         BatchShape(global_batch_size=16, num_microbatches=2).check_replicas(3)
     shape = BatchShape(global_batch_size=4, micro_batch_size=3)
-    with pytest.raises(ConfigError, match=r"2 replicas x micro_batch_size 3 = 6\..*to 6\."):
+    with pytest.raises(
+        ConfigError, match=r"2 replicas x micro_batch_size 3 = 6\..*to 6, or change"
+    ):
         shape.check_replicas(2)
     BatchShape(global_batch_size=18, micro_batch_size=3).check_replicas(3)
 

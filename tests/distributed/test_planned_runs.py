@@ -126,7 +126,7 @@ def test_a_plan_from_a_file(one: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        (replace(PLAN, llm_tp=2), {}, r"plan.llm_tp is 2.*runnable_only=true"),
+        (replace(PLAN, llm_tp=2), {}, r"plan.llm_tp=2 is not runnable yet.*runnable_only=true"),
         (replace(PLAN, dp=2), {}, r"plan is for 6 devices.*this job has 3"),
         (PLAN, {"llm_stages": 2}, r"llm_stages=2 beside a plan with llm_stages 1"),
         (

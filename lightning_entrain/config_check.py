@@ -1,0 +1,121 @@
+"""Checks of a composed config, before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_entrain.config_option import check_range
+from lightning_entrain.config_schemas import (
+    EntrainStrategyConf,
+    PlannedDataConf,
+    SingleStrategyConf,
+    TinyVlmConf,
+    TrainConf,
+)
+from lightning_entrain.errors import ConfigError
+
+
+def validate(config: DictConfig, path: str = "") -> None:
+    """Check every option of a composed config against its range.
+
+    Args:
+        config: The config; parts without a structured config are left to their own checks.
+        path: Name of `config` in messages.
+
+    Raises:
+        ConfigError: For the first value out of range.
+    """
+    schema = OmegaConf.get_type(config)
+    if is_dataclass(schema):
+        for entry in fields(schema):
+            if OmegaConf.is_missing(config, entry.name):
+                raise ConfigError(
+                    f"{path}{entry.name} is missing",
+                    limit="it has no default",
+                    remedy=f"set {path}{entry.name}=...",
+                )
+            if entry.metadata:
+                check_range(f"{path}{entry.name}", config[entry.name], dict(entry.metadata))
+    for key in config:
+        name = str(key)
+        if not OmegaConf.is_interpolation(config, name) and not OmegaConf.is_missing(config, name):
+            value = config[name]
+            if isinstance(value, DictConfig):
+                validate(value, f"{path}{name}.")
+    if not path and schema is TrainConf:
+        num_devices(config)
+        _check_fit(config)
+
+
+def _check_fit(config: DictConfig) -> None:
+    """Check what data, model and strategy ask of each other: later it would cost minutes."""
+    from lightning_entrain.data.shape import BatchShape
+    from lightning_entrain.plan.layout import LayoutRequest
+    from lightning_entrain.plan.types import Supported
+    from lightning_entrain.plan_file import read_plan
+
+    strategy, data, model = config.strategy, config.data, config.model
+    pipeline = OmegaConf.get_type(strategy) is EntrainStrategyConf
+    plan = read_plan(strategy.plan) if pipeline and strategy.plan is not None else None
+    if OmegaConf.get_type(data) is PlannedDataConf:
+        shape = BatchShape(
+            global_batch_size=data.global_batch_size,
+            num_microbatches=plan.num_microbatches if plan else data.num_microbatches,
+            micro_batch_size=None if plan else data.micro_batch_size,
+        )
+        shape.check_replicas(plan.dp if plan else strategy.replicas if pipeline else 1)
+    if plan is not None:
+        Supported().require(plan)
+        plan.check_devices(num_devices(config))
+    if not pipeline or OmegaConf.get_type(model) is not TinyVlmConf:
+        return  # other models are checked when they are built
+    layers = {"encoder_layers": model.encoder_layers, "llm_layers": model.llm_layers}
+    if plan is not None:
+        plan.check_layers(**layers)
+        return
+    LayoutRequest(
+        world_size=num_devices(config),
+        replicas=strategy.replicas,
+        encoder_stages=strategy.encoder_stages,
+        llm_stages=strategy.llm_stages,
+    ).check_depth(**layers)
+
+
+def num_devices(config: DictConfig) -> int:
+    """Processes of a run: as asked for, or as many as the layout needs.
+
+    Args:
+        config: A composed `TrainConf`.
+
+    Raises:
+        ConfigError: If devices, replicas and stages do not fit each other.
+    """
+    strategy, devices = config.strategy, config.trainer.devices
+    schema = OmegaConf.get_type(strategy)
+    if schema is SingleStrategyConf:
+        if devices not in (None, 1):
+            raise ConfigError(
+                f"trainer.devices is {devices} with strategy=single",
+                limit="1 process",
+                remedy="leave trainer.devices out, or set strategy=entrain",
+            )
+        return 1
+    if schema is not EntrainStrategyConf:
+        return devices or 1
+    from lightning_entrain.plan.layout import LayoutRequest
+
+    if strategy.plan is not None:
+        from lightning_entrain.plan_file import read_plan
+
+        return int(devices or read_plan(strategy.plan).num_gpus)
+    stages = (strategy.encoder_stages or 1) + (strategy.llm_stages or 1)
+    found = devices if devices is not None else strategy.replicas * stages
+    LayoutRequest(
+        world_size=found,
+        replicas=strategy.replicas,
+        encoder_stages=strategy.encoder_stages,
+        llm_stages=strategy.llm_stages,
+    ).ranks_per_replica()
+    return int(found)
