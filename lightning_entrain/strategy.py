@@ -358,6 +358,7 @@ class EntrainStrategy(StoppingStrategy):
             planner=planner,
             stop_request=self._stop_request,
             tied=self._tied,
+            activity=self._activity,
             **self._engine_options,
             sum_at_backward=not self.lightning_module.automatic_optimization,
         )
@@ -439,7 +440,8 @@ class EntrainStrategy(StoppingStrategy):
         later_or_done = self._accumulating or not module.automatic_optimization
         if self._groups.replicas is not None and not later_or_done:
             trainable = [p for p in module.parameters() if p.requires_grad]
-            sum_over_replicas(trainable, self._groups.replicas)
+            with self._activity.during("the sum of gradients over replicas", waits=True):
+                sum_over_replicas(trainable, self._groups.replicas)
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss

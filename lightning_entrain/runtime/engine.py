@@ -15,6 +15,7 @@ from lightning_entrain.errors import ConfigError, RuntimeMismatchError
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.runtime.accumulate import GradientAccumulator
+from lightning_entrain.runtime.activity import Activity
 from lightning_entrain.runtime.compiled import CompiledLayers
 from lightning_entrain.runtime.executor import Executor
 from lightning_entrain.runtime.gradients import sum_over_replicas
@@ -50,6 +51,7 @@ class PipelineEngine:
             the engine does so, once per optimizer step.
         tied: Copies of parameters that are tied to another rank's.
         compile_backend: Of torch.compile for this rank's layers; None leaves them as they are.
+        activity: Told what this rank does.
 
     Attributes:
         stop_agreed: What all ranks know of such wishes since the last step; 0 for none.
@@ -72,6 +74,7 @@ class PipelineEngine:
         sum_at_backward: bool = False,
         tied: TiedCopies | None = None,
         compile_backend: str | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -99,6 +102,7 @@ class PipelineEngine:
         )
         self._stop_request = stop_request
         self._tied = tied
+        self._activity = activity if activity is not None else Activity()
         self._check_trained = TrainedCheck(model.parameters())
         self._sum_group = groups.replicas if sum_at_backward else None
         self.stop_agreed = 0
@@ -135,6 +139,7 @@ class PipelineEngine:
                 sums = self._run(plan, batch)
             fresh = self._accumulator.take()
             if self._tied is not None:
+                self._activity.enter("the sum of tied gradients", waits=True)
                 self._tied.sum_gradients(self._parameters, fresh)
         finally:
             for parameter, gradient in zip(self._parameters, kept, strict=True):
@@ -160,7 +165,7 @@ class PipelineEngine:
 
     def _run(self, plan: StepPlan, batch: PlannedBatch) -> StepSums:
         self.last_plan = plan
-        self.last_recorder = StepRecorder(self._rank, self._device)
+        self.last_recorder = StepRecorder(self._rank, self._device, self._activity)
         sums = self._executor.run(
             plan.program,
             plan.rows,
@@ -197,7 +202,8 @@ class PipelineEngine:
         own = torch.tensor([self._replica, plan.batch_digest, plan.program_digest, stop])
         found = [torch.empty_like(own) for _ in range(self._layout.world_size)]
         begin = time.perf_counter()
-        dist.all_gather(found, own, group=self._groups.control)
+        with self._activity.during("the comparison of plans", waits=True):
+            dist.all_gather(found, own, group=self._groups.control)
         self.last_sync_ms += (time.perf_counter() - begin) * 1e3
         rows = [row.tolist() for row in found]
         self.stop_agreed = max(row[3] for row in rows)
@@ -210,7 +216,9 @@ class PipelineEngine:
         packed = torch.stack([sums.loss, *sums.scalars.values()])
         if self._groups.control is not None:
             begin = time.perf_counter()
-            dist.all_reduce(packed)
+            with self._activity.during("the sum of the loss", waits=True):
+                dist.all_reduce(packed)
+            self._activity.enter("training_step, after the model")
             self.last_sync_ms += (time.perf_counter() - begin) * 1e3
         values = packed.unbind()
         self._model.scalars_out = dict(zip(sums.scalars, values[1:], strict=True))

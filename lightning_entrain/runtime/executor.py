@@ -110,7 +110,8 @@ class Executor:
             self._transfers.reset()
             self._accumulator.clear()
             if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(f"while rank {self._rank} of replica {replica} ran {action}")
+                waited = _waited_for(recorder.activity.waits_for, program)
+                error.add_note(f"while rank {self._rank} of replica {replica} ran {action}{waited}")
             raise
         if left := state.leftovers():
             raise RuntimeMismatchError(
@@ -259,6 +260,15 @@ class Executor:
             state.local[edge] = tensor
         else:
             state.outgoing[edge] = tensor
+
+
+def _waited_for(what: object, program: Program) -> str:
+    """The peer of a transfer that a rank waits for, in words; empty if it waits for none."""
+    if not isinstance(what, Action) or what not in program.messages:
+        return ""
+    message = program.messages[what]
+    peer = message.target_rank if what.kind.is_send else message.source_rank
+    return f", waiting for rank {peer} in {what}"
 
 
 def _edge_of(send: Action, state: StepState) -> Edge:

@@ -10,12 +10,16 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from lightning_entrain.runtime.activity import Activity, Report, in_words, suspects
+
 _POLL_SECONDS = 0.5
 _HEARSAY_SECONDS = 3.0
+_NUM_FRAMES = 12
 _CONNECTION_WORDS = ("gloo", "nccl", "connection", "timed out", "process group", "store")
 
 
@@ -27,15 +31,33 @@ def is_lost_connection(error: BaseException) -> bool:
     return type(error) is RuntimeError and any(word in text for word in _CONNECTION_WORDS)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstError:
+    """The first error of a job.
+
+    Attributes:
+        rank: The rank that told it; None if that can no longer be known.
+        text: It, in words.
+        hanging: Ranks that stood still, where the error is that others waited for them too long.
+    """
+
+    rank: int | None
+    text: str
+    hanging: tuple[int, ...] = ()
+
+
 class FaultWatch:
     """Watches for the first error of any rank, from a thread of its own.
 
     A rank blocked in a collective cannot be woken from Python. So after an error the thread gives
     the rank a grace period to fail by itself, then prints the first rank's error and ends the
-    process.
+    process. The thread also tells the others what this rank is doing, so that those who wait too
+    long can name the rank that hangs.
 
     Args:
         rank: This rank.
+        world_size: Ranks of the job.
+        activity: What this rank is doing.
         host: Address of the job's key-value store.
         port: Its port.
         grace_seconds: How long a rank may take to fail by itself.
@@ -45,20 +67,32 @@ class FaultWatch:
         reported: Whether this rank has failed.
     """
 
-    def __init__(self, rank: int, host: str, port: int, *, grace_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        activity: Activity,
+        host: str,
+        port: int,
+        *,
+        grace_seconds: float = 5.0,
+    ) -> None:
         self._rank = rank
+        self._world_size = world_size
+        self._activity = activity
         self._grace_seconds = grace_seconds
         # A second connection: the default store's client blocks while a group is created.
         self._store = dist.TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
-        self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/entrain/first_error"
+        self._prefix = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/entrain"
+        self._key = f"{self._prefix}/first_error"
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._own_traceback = ""
         self.orderly = False
         self.reported = False
-        self._first: tuple[int | None, str] | None = None
+        self._first: FirstError | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True, name="entrain-faults")
 
     def start(self) -> None:
@@ -81,25 +115,34 @@ class FaultWatch:
         if self.reported:
             return
         self.reported = True
+        standing: list[tuple[int, str]] = []
         if is_lost_connection(error):
             self._listen(_HEARSAY_SECONDS)
+            if self.first_error() is None:
+                standing = suspects(self._reports(), _HEARSAY_SECONDS)
         else:
             self._own_traceback = "".join(traceback.format_exception(error))
         notes = "; ".join(getattr(error, "__notes__", []))
         message = str(error).split("\nException raised from", 1)[0]  # C++ frames follow
         text = f"{type(error).__name__}: {message}" + (f" ({notes})" if notes else "")
-        self.publish(self._rank, text)
+        self.publish(self._rank, text, standing)
         if self._rank == 0:  # the store usually ends with rank 0: let the others read it first
             time.sleep(2 * _POLL_SECONDS)
 
-    def publish(self, rank: int, text: str) -> None:
+    def publish(self, rank: int, text: str, standing: list[tuple[int, str]] | None = None) -> None:
         """Make this the job's first error, unless there is one.
 
         Args:
             rank: The rank that failed.
             text: What happened to it.
+            standing: Ranks that stand still, and where, if it failed by waiting for them.
         """
-        record = json.dumps({"rank": rank, "error": text})
+        text = f"rank {rank} failed first: {text}"
+        if standing:
+            them = "it" if len(standing) == 1 else "them"
+            text = f"{in_words(standing)}. Waiting for {them}, {text}"
+        hanging = [other for other, _ in standing or ()]
+        record = json.dumps({"rank": rank, "text": text, "hanging": hanging})
         # A RuntimeError here means that the store died with rank 0, which every rank notices.
         with self._lock, contextlib.suppress(RuntimeError):
             self._store.compare_set(self._key, "", record)
@@ -109,33 +152,62 @@ class FaultWatch:
         while self.first_error() is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS / 5)
 
-    def first_error(self) -> tuple[int | None, str] | None:
-        """Rank and text of the first error of the job, if there was one."""
+    def _reports(self) -> dict[int, Report]:
+        """What the other ranks last said of themselves."""
+        found: dict[int, Report] = {}
+        with self._lock, contextlib.suppress(RuntimeError):
+            for rank in range(self._world_size):
+                key = f"{self._prefix}/activity/{rank}"
+                if rank != self._rank and self._store.check([key]):
+                    found[rank] = Report.from_dict(json.loads(self._store.get(key)))
+        return found
+
+    def _tell_activity(self) -> None:
+        record = json.dumps(self._activity.report().to_dict())
+        with self._lock, contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._prefix}/activity/{self._rank}", record)
+
+    def first_error(self) -> FirstError | None:
+        """The first error of the job, if there was one."""
         if self._first is None:
             try:
                 with self._lock:
                     if self._store.check([self._key]):
                         record = json.loads(self._store.get(self._key))
-                        text = f"rank {record['rank']} failed first: {record['error']}"
-                        self._first = record["rank"], text
+                        self._first = FirstError(
+                            rank=record["rank"],
+                            text=record["text"],
+                            hanging=tuple(record["hanging"]),
+                        )
             except RuntimeError:
                 text = "the job's key-value store is gone: rank 0 or its launcher has ended"
-                self._first = None, text
+                self._first = FirstError(rank=None, text=text)
         return self._first
 
     def _watch(self) -> None:
         while not self._done.wait(_POLL_SECONDS):
             first = self.first_error()
             if first is None:
+                if not self.reported:
+                    self._tell_activity()
                 continue
-            if first[0] is None and self.orderly:
+            if first.rank is None and self.orderly:
                 return  # rank 0 has finished, this rank may still have work of its own
             grace = self._grace_seconds * (2 if self.reported else 1)
             if self._done.wait(grace):
                 return
+            where = self._own_traceback
+            if self._rank in first.hanging:
+                where = f"{_main_thread_stack()}[rank {self._rank}] stands there. "
             print(
-                f"{self._own_traceback}[rank {self._rank}] ending because {first[1]}",
+                f"{where}[rank {self._rank}] ending because {first.text}",
                 file=sys.stderr,
                 flush=True,
             )
             os._exit(1)
+
+
+def _main_thread_stack() -> str:
+    """Where the main thread is now; the innermost calls."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)[-_NUM_FRAMES:]) if frame is not None else ""

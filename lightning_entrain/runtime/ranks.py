@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from lightning_entrain.errors import ConfigError, RankFailedError
+from lightning_entrain.runtime.activity import BETWEEN, Activity
 from lightning_entrain.runtime.faults import FaultWatch, is_lost_connection
 from lightning_entrain.runtime.launcher import EntrainLauncher, die_with_parent
 from lightning_entrain.runtime.signals import StopRequest
@@ -61,6 +62,7 @@ class RankStrategy(ParallelStrategy):
         self._stop_seconds = stop_seconds
         self._process_group_backend = process_group_backend
         self._watch: FaultWatch | None = None
+        self._activity = Activity()
         self._failed = False
         self._stop_request: StopRequest | None = None
 
@@ -115,6 +117,8 @@ class RankStrategy(ParallelStrategy):
         if self._watch is None:
             self._watch = FaultWatch(
                 self.global_rank,
+                self.world_size,
+                self._activity,
                 self.cluster_environment.main_address,
                 self.cluster_environment.main_port,
             )
@@ -160,24 +164,25 @@ class RankStrategy(ParallelStrategy):
         """Wait for all ranks."""
         if dist.is_initialized():
             nccl = dist.get_backend() == "nccl"
-            self._told_to_all(dist.barrier, device_ids=[self.root_device.index] if nccl else None)
+            self._together(dist.barrier, device_ids=[self.root_device.index] if nccl else None)
 
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         """Send an object from one rank to all."""
         if not dist.is_initialized():
             return obj
         box = [obj]
-        self._told_to_all(dist.broadcast_object_list, box, src)
+        self._together(dist.broadcast_object_list, box, src)
         return box[0]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over all ranks."""
         if isinstance(tensor, Tensor):
-            return self._told_to_all(_sync_ddp_if_available, tensor, group, reduce_op=reduce_op)
+            return self._together(_sync_ddp_if_available, tensor, group, reduce_op=reduce_op)
         return tensor
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the user's ``training_step``; an error is told to all ranks at once."""
+        self._activity.enter(BETWEEN)
         return self._told_to_all(super().training_step, *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,10 +199,22 @@ class RankStrategy(ParallelStrategy):
 
     def _told_to_all(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
         try:
-            return step(*args, **kwargs)
+            with self._activity.during(getattr(step, "__name__", "a step")):
+                return step(*args, **kwargs)
         except Exception as error:
             self._raise_first(error)
             raise
+
+    def _together(self, collective: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        """Run what waits for all ranks."""
+        name = getattr(collective, "__name__", "a collective").strip("_")
+        return self._told_to_all(self._waiting, name, collective, *args, **kwargs)
+
+    def _waiting(
+        self, name: str, collective: Callable[..., _Result], *args: Any, **kwargs: Any
+    ) -> _Result:
+        with self._activity.during(name, waits=True):
+            return collective(*args, **kwargs)
 
     def _raise_first(self, error: BaseException) -> None:
         """Report this rank's error; if another rank was first, raise that one's."""
@@ -205,8 +222,10 @@ class RankStrategy(ParallelStrategy):
             return
         self._watch.report(error)
         first = self._watch.first_error()
-        if first is not None and first[0] != self.global_rank:
-            raise RankFailedError(first[1]) from (None if is_lost_connection(error) else error)
+        if first is not None and (first.rank != self.global_rank or first.hanging):
+            remedy = "raise timeout_seconds if it was slow only" if first.hanging else ""
+            cause = None if is_lost_connection(error) else error
+            raise RankFailedError(first.text, remedy=remedy) from cause
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other ranks, so that all end together."""
@@ -214,8 +233,9 @@ class RankStrategy(ParallelStrategy):
         if self._watch is not None and not isinstance(exception, SIGTERMException):
             self._watch.report(exception)
             first = self._watch.first_error()
-            if first is not None and first[0] != self.global_rank and is_lost_connection(exception):
-                print(f"[rank {self.global_rank}] {first[1]}", file=sys.stderr, flush=True)
+            other = first is not None and first.rank != self.global_rank
+            if first is not None and other and is_lost_connection(exception):
+                print(f"[rank {self.global_rank}] {first.text}", file=sys.stderr, flush=True)
         super().on_exception(exception)
 
     def teardown(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lightning_entrain.observe.timeline import Timeline, TimelineRow
+from lightning_entrain.runtime.activity import Activity
 from lightning_entrain.schedule.types import Action
 
 
@@ -22,15 +23,18 @@ class StepRecorder:
     Args:
         rank: The rank that rows are filed under.
         device: The rank's device.
+        activity: What this rank does, for others to see.
 
     Attributes:
+        activity: Told of every action and wait, too.
         began_at: Begin of the step by the host's clock, seconds since 1970: what the ranks of a
             host have in common.
         drain_ms: How long the host waited at the end until its last sends were received.
     """
 
-    def __init__(self, rank: int, device: torch.device) -> None:
+    def __init__(self, rank: int, device: torch.device, activity: Activity | None = None) -> None:
         self._rank = rank
+        self.activity = activity if activity is not None else Activity()
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[Action, Any, Any]] = []
         self._waits: list[tuple[Action, Any, Any]] = []
@@ -41,6 +45,7 @@ class StepRecorder:
     @contextmanager
     def computing(self, action: Action) -> Iterator[None]:
         """Time a compute action."""
+        self.activity.enter(action)
         begin = self._mark()
         yield
         self._marks.append((action, begin, self._mark()))
@@ -48,6 +53,7 @@ class StepRecorder:
     @contextmanager
     def waiting(self, action: Action) -> Iterator[None]:
         """Time the wait for a message, filed under its transfer action."""
+        self.activity.enter(action, waits=True)
         begin = self._mark()
         yield
         self._waits.append((action, begin, self._mark()))
@@ -55,6 +61,7 @@ class StepRecorder:
     @contextmanager
     def draining(self) -> Iterator[None]:
         """Time the wait for sends that are still in flight after the last action."""
+        self.activity.enter("the wait for its last sends", waits=True)
         begin = time.perf_counter()
         yield
         self.drain_ms += (time.perf_counter() - begin) * 1e3

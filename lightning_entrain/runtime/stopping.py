@@ -42,7 +42,7 @@ class StoppingStrategy(CheckpointingStrategy):
 
     def _any_rank(self, wish: bool) -> bool:
         shared = torch.tensor(int(wish))
-        self._told_to_all(dist.all_reduce, shared, dist.ReduceOp.MAX, group=self._groups.control)
+        self._together(dist.all_reduce, shared, dist.ReduceOp.MAX, group=self._groups.control)
         return bool(shared)
 
     def _told_to_all(self, step: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -35,6 +36,9 @@ class Failing(Module):
                 os.kill(os.getpid(), signal.SIGTERM)
             if self.how == "hang":
                 time.sleep(1000)
+            if self.how == "hang in a layer":
+                layer = self.model.llm.model.layers[0]
+                layer.register_forward_pre_hook(lambda *args: time.sleep(1000))
         return super().training_step(batch, batch_idx)
 
 
@@ -98,11 +102,25 @@ def test_ranks_that_plan_differently_stop_before_anything_is_sent(tmp_path: Path
         assert "RuntimeMismatchError: Rank 1 has another assignment of the global batch" in text
 
 
-def test_a_rank_that_hangs_ends_all(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(("how", "where"), [("hang", "training_step"), ("hang in a layer", "1F0")])
+def test_a_rank_that_hangs_is_named_and_ends_all(
+    how: str, where: str, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     job = FailingJob()
-    job.rank, job.how = 1, "hang"
-    _, text = end_together(job, 3, {"llm_stages": 2, "timeout_seconds": 3}, tmp_path)
-    assert "failed first: RuntimeError" in text + capfd.readouterr().err
+    job.rank, job.how = 1, how
+    outcomes, _ = end_together(job, 3, {"llm_stages": 2, "timeout_seconds": 3}, tmp_path)
+    said = re.compile(
+        rf"rank 1 has been in {where} for \d+ s\. Waiting for it, rank [02] failed first: "
+        r"RuntimeError: .*[Tt]imed? ?out"
+    )
+    heard = [rank for rank, (_, text) in enumerate(outcomes) if said.search(str(text))]
+    printed = capfd.readouterr().err
+    assert heard, (outcomes, printed)
+    for rank in {0, 2} - set(heard):
+        assert re.search(rf"\[rank {rank}\] .*{said.pattern}", printed), (outcomes, printed)
+    # The rank itself tells where in the code it stands.
+    stack, _, _ = printed.partition("[rank 1] stands there")
+    assert re.search(r'test_faults\.py", line \d+, in (training_step|<lambda>)', stack), printed
 
 
 @pytest.mark.parametrize("rank", [0, 2])
