@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_entrain.errors import ConfigError, DataError
+from lightning_entrain.output_file import check_file, write_whole
 from lightning_entrain.plan.planner import BMinOptions, PlanReport, make_plan
 from lightning_entrain.plan.request import PlanRequest
 from lightning_entrain.plan.search import Evaluate
@@ -115,10 +116,11 @@ def main() -> None:
 
 def _job(config: DictConfig) -> None:
     with one_line_errors(config):
+        output = check_file(config.output) if config.output else None
         choices = HydraConfig.get().runtime.choices
         report = make_report(config, names={key: str(choices.get(key)) for key in _GROUPS})
-        if config.output:
-            write_plan(Path(config.output), report.plan)
+        if output:
+            write_plan(output, report.plan)
     from lightning_entrain.plan_report import print_report
 
     print_report(report, output=config.output)
@@ -133,15 +135,7 @@ def write_plan(path: Path, plan: ParallelPlan) -> None:
     Raises:
         DataError: If the file cannot be written.
     """
-    temporary = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(plan.to_json())
-        temporary.replace(path)
-    except OSError as error:
-        raise DataError(
-            f"The plan cannot be written to {path}: {error}", remedy="set output=FILE elsewhere"
-        ) from error
+    write_whole(path, plan.to_json())
 
 
 def make_report(
@@ -215,11 +209,22 @@ def make_request(config: Any, *, names: Mapping[str, str] | None = None) -> Plan
 
 
 def load_table(data: Any, model: ModelShape) -> SizeTable:
-    """Sizes of the chosen data under the model's image rule."""
+    """Sizes of the chosen data under the model's image rule.
+
+    Raises:
+        EntrainError: If the data cannot be used, or holds nothing to work on.
+    """
     if data.sizes:
         from lightning_entrain.sizes_file import read_sizes
 
-        return read_sizes(data.sizes, model.view_rule)
+        table = read_sizes(data.sizes, model.view_rule)
+        if not table.num_tokens.any():
+            raise ConfigError(
+                f"All {len(table)} samples of {data.sizes} have 0 tokens",
+                limit="some work to simulate and to share the GPUs by",
+                remedy="correct data.sizes",
+            )
+        return table
     return table_from_raw(raw_sizes(data.name, data.num_samples, data.seed), model.view_rule)
 
 

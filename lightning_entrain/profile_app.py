@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from lightning_entrain.errors import ConfigError, DataError
+from lightning_entrain.errors import ConfigError
+from lightning_entrain.output_file import check_file, write_whole
 from lightning_entrain.planning_app import one_line_errors, run_app
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ def main() -> None:
 
 def _job(config: DictConfig) -> None:
     with one_line_errors(config):
+        output = check_file(config.output)
         profile = run_profile(config, name=str(HydraConfig.get().runtime.choices.get("model")))
-        write_profile(Path(config.output), profile)
-    print_profile(profile, Path(config.output))
+        write_profile(output, profile)
+    print_profile(profile, output)
 
 
 def run_profile(config: DictConfig, *, name: str = "") -> Profile:
@@ -99,15 +101,7 @@ def write_profile(path: Path, profile: Profile) -> None:
     Raises:
         DataError: If the file cannot be written.
     """
-    temporary = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(profile.to_json())
-        temporary.replace(path)
-    except OSError as error:
-        raise DataError(
-            f"The profile cannot be written to {path}: {error}", remedy="set output=FILE elsewhere"
-        ) from error
+    write_whole(path, profile.to_json())
 
 
 def print_profile(profile: Profile, path: Path, console: Console | None = None) -> None:

@@ -13,9 +13,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_entrain.errors import ConfigError, DataError
+from lightning_entrain.errors import ConfigError
 from lightning_entrain.observe.chrome_trace import chrome_trace
 from lightning_entrain.observe.report import report_page
+from lightning_entrain.output_file import check_folder, write_whole
 from lightning_entrain.plan_app import ClusterConf, DataConf, TrainingConf, make_request
 from lightning_entrain.plan_file import read_plan
 from lightning_entrain.planning_app import one_line_errors, run_app
@@ -98,9 +99,10 @@ _GROUPS = ("model", "data", "cluster")
 
 def _job(config: DictConfig) -> None:
     with one_line_errors(config):
+        output = check_folder(config.output)
         choices = HydraConfig.get().runtime.choices
         found = make_comparison(config, names={key: str(choices.get(key)) for key in _GROUPS})
-        files = write_files(Path(config.output), found)
+        files = write_files(output, found)
     from lightning_entrain.simulate_report import print_comparison
 
     print_comparison(found, files=files)
@@ -198,18 +200,11 @@ def write_files(folder: Path, found: Comparison) -> tuple[Path, ...]:
     for name, result in zip(found.names, found.results, strict=True):
         trace = chrome_trace(result.timelines, name=name)
         texts[f"trace_{name}.json"] = json.dumps(trace, separators=(",", ":")) + "\n"
+    folder = check_folder(folder)
     paths = []
     for file, text in texts.items():
         path = folder / file
-        temporary = folder / (file + ".part")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be written: {error}", remedy="set output=FOLDER elsewhere"
-            ) from error
+        write_whole(path, text)
         paths.append(path)
     return tuple(paths)
 

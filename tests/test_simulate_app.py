@@ -238,6 +238,13 @@ def test_bad_input_is_one_clear_error(overrides, message):
     assert message in str(info.value)
 
 
+def test_a_table_of_zeros_is_one_clear_error(tmp_path):
+    path = tmp_path / "zeros.csv"
+    path.write_text("vision_tokens,text_tokens\n" + "0,0\n" * 9)
+    with pytest.raises(EntrainError, match=r"All 9 samples of .*zeros\.csv have 0 tokens.*Remedy"):
+        compare(f"data.sizes={path}")
+
+
 def test_a_plan_for_other_gpus_or_another_model_is_refused(tmp_path):
     register_plan_configs()
     with initialize_config_dir(FOLDER, version_base="1.3"):

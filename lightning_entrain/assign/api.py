@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from lightning_entrain.assign.problem import Problem, build_problem
+from lightning_entrain.assign.problem import Problem, build_problem, is_whole
 from lightning_entrain.assign.ramps import resample
 from lightning_entrain.assign.registry import POLICIES, Policy
 from lightning_entrain.assign.types import Assignment
@@ -80,7 +80,7 @@ def assign_samples(
         AssignmentError: If costs, counts or the token cap cannot be met.
         ConfigError: If an option cannot be used.
     """
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise ConfigError(f"policy is {policy!r}", limit=f"one of {', '.join(POLICIES)}")
     function = POLICIES[policy]
     _check_options(policy, function, options)
@@ -198,9 +198,9 @@ def _counts(num_microbatches: NumMicrobatches, problem: Problem) -> Sequence[int
     else:
         low = high = num_microbatches
     for value in (low, high):
-        if isinstance(value, bool) or value != int(value) or value < 1:
+        if not is_whole(value) or value < 1:
             raise ConfigError(
-                f"num_microbatches is {num_microbatches}", limit="whole numbers of at least 1"
+                f"num_microbatches is {num_microbatches!r}", limit="whole numbers of at least 1"
             )
     if low > high:
         raise ConfigError(f"num_microbatches is ({low}, {high})", limit="low <= high")

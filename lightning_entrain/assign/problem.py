@@ -6,9 +6,11 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_entrain.assign.numbers import integer_units
 from lightning_entrain.errors import AssignmentError, ConfigError
@@ -114,8 +116,14 @@ def build_problem(
     _at_least_one("num_microbatches", num_microbatches)
     if max_lag not in (0, 1):
         raise ConfigError(f"max_lag is {max_lag}", limit="0 or 1", remedy="0 forbids deferral")
-    if not (math.isfinite(effort) and effort > 0):
-        raise ConfigError(f"effort is {effort}", limit="a positive number", remedy="set effort=1")
+    if not is_whole(seed):
+        raise ConfigError(f"seed is {seed!r}", limit="a whole number", remedy="set seed=0")
+    if not is_number(effort) or not 0 < effort <= MAX_EFFORT:
+        raise ConfigError(
+            f"effort is {effort!r}",
+            limit=f"a number above 0, at most {MAX_EFFORT:g}",
+            remedy="set effort=1",
+        )
     if equal_counts and len(encoder) % num_replicas:
         raise AssignmentError(
             f"{len(encoder)} samples cannot be shared equally by {num_replicas} replicas",
@@ -189,23 +197,52 @@ def place(
             heapq.heappush(heap, entry)
 
 
+MAX_EFFORT = 1e6
+MAX_COST = 1e300
+"""Costs up to here can be summed over any batch."""
+
+
 def _costs(name: str, values: ArrayLike) -> list[float]:
-    array = np.asarray(values, dtype=np.float64)
+    array = _numbers(name, values)
     if array.ndim != 1:
         raise AssignmentError(f"{name} has {array.ndim} dimensions", limit="one entry per sample")
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    bad = np.flatnonzero(~((array >= 0) & (array <= MAX_COST)))
     if bad.size:
         raise AssignmentError(
             f"{name}[{bad[0]}] is {array[bad[0]]}",
-            limit="costs are finite and not negative",
+            limit=f"costs are finite numbers from 0 to {MAX_COST:g}",
             remedy="check the cost model or the sample's size",
         )
     return [abs(value) for value in array.tolist()]  # -0.0 becomes 0.0
 
 
+def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """The values as floats; of what is no number, numpy's texts and dates included, the first."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "biuf":
+            return array.astype(np.float64)
+        for i, value in enumerate(array.ravel().tolist()):
+            if not isinstance(value, Real):
+                raise AssignmentError(
+                    f"{name}[{i}] is {value!r}",
+                    limit="costs are real numbers",
+                    remedy=f"give {name} as numbers, one per sample",
+                )
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, AssignmentError):
+            raise
+        raise AssignmentError(
+            f"{name} cannot be read as numbers: {error}",
+            limit=f"one number from 0 to {MAX_COST:g} per sample",
+        ) from error
+
+
 def _tokens(counts: ArrayLike | None, cap: int | None, num_samples: int) -> list[int]:
     if cap is None:
         return [0] * num_samples
+    _at_least_one("max_tokens", cap)
     if counts is None:
         raise ConfigError(
             f"max_tokens is {cap} but token_counts is missing",
@@ -232,16 +269,28 @@ def _tokens(counts: ArrayLike | None, cap: int | None, num_samples: int) -> list
 def _ramp(ramp: Sequence[float] | None) -> tuple[float, ...] | None:
     if ramp is None:
         return None
-    values = tuple(float(value) for value in ramp)
-    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+    targets = list(ramp)
+    if not targets or not all(is_number(value) and value > 0 for value in targets):
         raise ConfigError(
-            f"ramp is {list(ramp)}",
+            f"ramp is {targets}",
             limit="positive load targets, relative to one another",
             remedy="leave ramp=None for equal microbatches",
         )
-    return values
+    return tuple(float(value) for value in targets)
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or value != int(value) or value < 1:
-        raise ConfigError(f"{name} is {value}", limit="a whole number of at least 1")
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite real number and no truth value."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real | np.number):
+        return False
+    return not isinstance(value, np.complexfloating) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, of any numeric type."""
+    return is_number(value) and value == int(value)
+
+
+def _at_least_one(name: str, value: Any) -> None:
+    if not is_whole(value) or value < 1:
+        raise ConfigError(f"{name} is {value!r}", limit="a whole number of at least 1")

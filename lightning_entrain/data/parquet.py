@@ -215,6 +215,7 @@ class ParquetSource:
                     limit="FineVision's schema: a list of images and a list of texts",
                     remedy="name the columns by image_column and text_column",
                 )
+            self._check_types(path, file.schema_arrow)
             for number in range(file.metadata.num_row_groups):
                 if length := file.metadata.row_group(number).num_rows:
                     groups.append(_Group(path, number, num_rows))
@@ -226,6 +227,20 @@ class ParquetSource:
         self._num_samples = min(num_rows, self.max_samples or num_rows)
         self._groups = groups
         return groups
+
+    def _check_types(self, path: Path, schema: pa.Schema) -> None:
+        for part, limit, fits in (
+            ("images", "a list of structs with the field bytes, or of bytes", _holds_images),
+            ("texts", "a list of structs with the text fields user and assistant", _holds_turns),
+        ):
+            name = self._columns[part]
+            found = schema.field(name).type
+            if not (pa.types.is_null(found) or (_is_list(found) and fits(found.value_type))):
+                raise DataError(
+                    f"{path}: column {name!r} is of type {found}",
+                    limit=limit,
+                    remedy=f"convert it, or name another column by {part[:-1]}_column",
+                )
 
     def _open(self, path: Path) -> pq.ParquetFile:
         if path not in self._files:
@@ -262,6 +277,44 @@ class ParquetSource:
         while total > _CACHED_BYTES and len(self._cached) > 1:
             total -= self._cached.popitem(last=False)[1].nbytes
         return self._cached[key]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    return _is_of_bytes(_field(kind, "bytes") if pa.types.is_struct(kind) else kind)
+
+
+def _holds_turns(kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    return pa.types.is_struct(kind) and all(
+        _is_of_text(_field(kind, name)) for name in ("user", "assistant")
+    )
+
+
+def _field(kind: pa.StructType, name: str) -> pa.DataType | None:
+    index = kind.get_field_index(name)
+    return kind.field(index).type if index >= 0 else None
+
+
+def _is_of_bytes(kind: pa.DataType | None) -> bool:
+    types = pa.types
+    return kind is not None and (
+        types.is_null(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _is_of_text(kind: pa.DataType | None) -> bool:
+    types = pa.types
+    if kind is not None and types.is_dictionary(kind):
+        kind = kind.value_type
+    return kind is not None and (
+        types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind)
+    )
 
 
 def _damaged(path: Path, error: Exception) -> DataError:

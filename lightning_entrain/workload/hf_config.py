@@ -33,6 +33,8 @@ def model_shape(config: Config, *, name: str = "") -> ModelShape:
     }
     if "hidden_size" not in text:
         raise ConfigError("The model has no text_config", limit="vision_config and text_config")
+    for part, record in (("vision_config", vision), ("text_config", text)):
+        check_sizes(part, record)
     llm = llm_shape(text, tied=_tied(config, text))
     family = str(config.get("model_type", ""))
     encoder = vision_shape(vision, config, family, llm.hidden_size)
@@ -43,6 +45,51 @@ def model_shape(config: Config, *, name: str = "") -> ModelShape:
         view_rule=view_rule(config, vision, family),
         source=dict(config),
     )
+
+
+_SIZES = (
+    "depth",
+    "hidden_size",
+    "embed_dim",
+    "num_hidden_layers",
+    "num_heads",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "vocab_size",
+    "image_size",
+    "patch_size",
+    "temporal_patch_size",
+    "spatial_merge_size",
+    "in_channels",
+    "in_chans",
+    "out_hidden_size",
+)
+"""What counts or measures something, in any of the architectures; null leaves it to a default."""
+
+
+def check_sizes(part: str, record: Config) -> None:
+    """Check that whatever counts or measures something is a whole number of at least 1.
+
+    Args:
+        part: Name of the configuration, for messages.
+        record: The configuration.
+
+    Raises:
+        ConfigError: For the first that is not.
+    """
+    for name in _SIZES:
+        value = record.get(name)
+        for number in value if isinstance(value, list | tuple) else (value,):
+            whole = isinstance(number, int) and not isinstance(number, bool)
+            if number is not None and (not whole or number < 1):
+                raise ConfigError(
+                    f"model.{part}.{name} is {value!r}",
+                    limit="a whole number of at least 1",
+                    remedy=f"correct model.{part}.{name}",
+                )
 
 
 def _tied(config: Config, text: Config) -> bool:

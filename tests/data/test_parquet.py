@@ -52,6 +52,30 @@ def test_other_layouts_of_the_columns_are_read(tmp_path: Path) -> None:
         len(ParquetSource(tmp_path))
 
 
+NO_IMAGES = pa.array([[]], pa.list_(pa.binary()))
+NO_TURNS = pa.array([[]], parquet.SCHEMA.field("texts").type)
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "message"),
+    [
+        ([1], NO_TURNS, r"column 'images' is of type int64\. Limit: a list of structs .*bytes"),
+        (["a"], NO_TURNS, "column 'images' is of type string"),
+        ([[{"url": "x"}]], NO_TURNS, "column 'images' is of type list<.*url"),
+        (NO_IMAGES, ["a"], r"column 'texts' is of type string\. Limit: a list of structs .*user"),
+        (NO_IMAGES, [["a"]], "column 'texts' is of type list<"),
+        (NO_IMAGES, [[{"user": 1, "assistant": 2}]], "column 'texts' is of type list<"),
+        (NO_IMAGES, [[{"human": "a", "gpt": "b"}]], "Remedy: convert it, or .* by text_column"),
+    ],
+)
+def test_columns_of_another_type_are_refused(
+    tmp_path: Path, images: object, texts: object, message: str
+) -> None:
+    pq.write_table(pa.table({"images": images, "texts": texts}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=message):
+        ParquetSource(tmp_path).prepare()
+
+
 def test_an_image_that_is_only_a_path_is_named(tmp_path: Path) -> None:
     rows = [{"images": [{"bytes": None, "path": "a.png"}], "texts": []}]
     pq.write_table(pa.Table.from_pylist(rows, schema=parquet.SCHEMA), tmp_path / "a.parquet")

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.errors import ConfigError, DataError, EntrainError
+from lightning_entrain.output_file import check_file, check_folder
 from lightning_entrain.plan.planner import PlanReport
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.plan_app import make_report, register_configs, write_plan
@@ -107,6 +108,8 @@ def test_evaluate_reaches_the_search() -> None:
         ("model.vision_config.model_type=squid", "'squid'"),
         ("model.text_config.model_type=squid", "'squid'"),
         ("~model.text_config.hidden_size", "text_config"),
+        ("model.vision_config.depth=0", r"model\.vision_config\.depth is 0.*at least 1"),
+        ("model.text_config.num_attention_heads=x", "num_attention_heads is 'x'"),
     ],
 )
 def test_bad_options(override: str, message: str) -> None:
@@ -116,11 +119,32 @@ def test_bad_options(override: str, message: str) -> None:
 
 def test_plans_are_written_whole(tmp_path: Path) -> None:
     plan = report().plan
-    write_plan(tmp_path / "deep" / "plan.json", plan)
-    assert ParallelPlan.from_json((tmp_path / "deep" / "plan.json").read_text()) == plan
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["plan.json"]
-    with pytest.raises(DataError, match="cannot be written"):
-        write_plan(tmp_path / "deep" / "plan.json" / "below", plan)
+    write_plan(tmp_path / "plan.json", plan)
+    assert ParallelPlan.from_json((tmp_path / "plan.json").read_text()) == plan
+    (tmp_path / "taken").mkdir()
+    for name in ("plan.json/below", "none/plan.json", "taken"):
+        with pytest.raises(DataError, match="cannot be written"):
+            write_plan(tmp_path / name, plan)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["plan.json", "taken"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", r"which is a folder\. Limit: the name of a file\. Remedy: set output=.*FILE"),
+        ("none/plan.json", r"there is no folder .*none\..* Remedy: make it with mkdir -p .*none"),
+        ("file/plan.json", r"there is no folder .*file\."),
+    ],
+)
+def test_where_no_file_can_be_is_known_before_the_work(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=message):
+        check_file(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(ConfigError, match=r"output is .*exists\. Limit: a folder"):
+        check_folder(tmp_path / "file")
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
