@@ -17,9 +17,12 @@ from rich.table import Table
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.output_file import check_file, write_whole
 from lightning_entrain.planning_app import one_line_errors, run_app
+from lightning_entrain.profile_estimate import duration_text, estimated_seconds, num_points
+from lightning_entrain.workload.hf_config import model_shape
 
 if TYPE_CHECKING:
     from lightning_entrain.workload.measured import Fit, Profile
+    from lightning_entrain.workload.shapes import ModelShape
 
 
 @dataclass
@@ -29,7 +32,7 @@ class ProfileConf:
     model: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     dtype: str = "float32"
-    sizes: list[int] = field(default_factory=lambda: [64, 256, 1024, 4096, 16384])
+    sizes: list[int] | None = None
     seconds_per_point: float = 1.0
     threads: int | None = None
     cpu_time: bool = False
@@ -78,20 +81,41 @@ def run_profile(config: DictConfig, *, name: str = "") -> Profile:
         )
     import torch
 
-    from lightning_entrain.profiling import profile_model
+    from lightning_entrain.data.progress import progress_bar
+    from lightning_entrain.profiling import check_options, default_sizes, profile_model
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model: Any = OmegaConf.to_container(config.model, resolve=True)
-    return profile_model(
-        model,
-        name=name,
-        device=config.device,
-        dtype=config.dtype,
-        sizes=tuple(config.sizes),
-        seconds_per_point=config.seconds_per_point,
-        clock=time.process_time if config.cpu_time else time.perf_counter,
-        report=lambda item: print(f"{item.kind}: done", file=sys.stderr, flush=True),
+    sizes = default_sizes(config.device) if config.sizes is None else tuple(config.sizes)
+    check_options(config.device, config.dtype, sizes)
+    shape = model_shape(model, name=name)
+    _announce(shape, config, sizes)
+    with progress_bar("Timing layers", num_points(shape, sizes)) as advance:
+        return profile_model(
+            model,
+            name=name,
+            device=config.device,
+            dtype=config.dtype,
+            sizes=sizes,
+            seconds_per_point=config.seconds_per_point,
+            clock=time.process_time if config.cpu_time else time.perf_counter,
+            advance=advance,
+        )
+
+
+def _announce(shape: ModelShape, config: DictConfig, sizes: tuple[int, ...]) -> None:
+    """Tell what is timed and about how long it takes."""
+    from lightning_entrain.planning import named_device
+    from lightning_entrain.this_cpu import this_cpu
+
+    place = this_cpu() if config.device.startswith("cpu") else named_device(config.device)
+    seconds = estimated_seconds(shape, place, sizes, config.seconds_per_point)
+    print(
+        f"{num_points(shape, sizes)} timings, of {min(sizes):,} to {max(sizes):,} rows, take about "
+        f"{duration_text(seconds)}; smaller sizes=[...] or seconds_per_point= shorten it.",
+        file=sys.stderr,
+        flush=True,
     )
 
 

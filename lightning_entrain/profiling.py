@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -21,6 +20,15 @@ from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.decoder import DecoderLlm
 from lightning_entrain.models.protocol import EncoderPacking, LlmPacking
 from lightning_entrain.models.qwen_vision import QwenVisionEncoder
+from lightning_entrain.profile_estimate import (
+    CPU_SIZES,
+    REPEATED_BLOCKS,
+    SIZES,
+    counts_of,
+)
+from lightning_entrain.profile_timing import Clock as Clock
+from lightning_entrain.profile_timing import spread
+from lightning_entrain.profile_timing import time_call as time_call
 from lightning_entrain.this_cpu import cpu_name
 from lightning_entrain.workload.hf_config import model_shape
 from lightning_entrain.workload.layers import Layer
@@ -35,12 +43,6 @@ from lightning_entrain.workload.measured import (
 from lightning_entrain.workload.shapes import ModuleShape
 from lightning_entrain.workload.sizes import Grid
 from lightning_entrain.workload.tables import SizeTable
-
-SIZES = (64, 256, 1024, 4096, 16384)
-Clock = Callable[[], float]
-
-REPEATED_BLOCKS = 4
-"""Equal blocks timed as one stage; what a stage does once is shared by them as in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +70,10 @@ def profile_model(
     name: str = "",
     device: str = "cpu",
     dtype: str = "float32",
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] | None = None,
     seconds_per_point: float = 1.0,
     clock: Clock = time.perf_counter,
-    report: Callable[[LayerProfile], None] | None = None,
+    advance: Callable[[], None] | None = None,
 ) -> Profile:
     """Time every distinct layer of a model forward and backward and fit the times.
 
@@ -83,18 +85,16 @@ def profile_model(
         name: Name for tables and messages.
         device: ``cpu`` or a torch device such as ``cuda``.
         dtype: ``float32``, ``bfloat16`` or ``float16``.
-        sizes: Rows per call.
+        sizes: Rows per call; None takes :func:`default_sizes`.
         seconds_per_point: About how long to repeat each size and direction.
         clock: Seconds; ``time.process_time`` with one thread ignores other programs on a CPU.
-        report: Called with each layer's result.
+        advance: Called after each of the timings.
 
     Raises:
         ConfigError: If the model, device, dtype or sizes cannot be used.
     """
-    number_format = _dtype(dtype)
-    if not sizes or min(sizes) < 4:
-        raise ConfigError(f"sizes is {list(sizes)}", limit="at least one, each at least 4 rows")
-    place = _device(device)
+    sizes = default_sizes(device) if sizes is None else sizes
+    place, number_format = check_options(device, dtype, sizes)
     shape = model_shape(config, name=name)
     encoder = build_encoder(config, shape.encoder).to(place, number_format)
     llm = build_llm(config, shape.llm).to(place, number_format)
@@ -102,12 +102,10 @@ def profile_model(
         *_encoder_makers(encoder, shape.encoder, place, number_format),
         *_llm_makers(llm, shape.llm, place, number_format),
     ]
-    layers = []
-    for make in makers:
-        found = _measure_layer(make, sizes, seconds_per_point, place, clock)
-        layers.append(found)
-        if report is not None:
-            report(found)
+    layers = [
+        _measure_layer(make, sizes, seconds_per_point, place, clock, advance or (lambda: None))
+        for make in makers
+    ]
     return Profile(
         device=device_name(place),
         dtype=dtype,
@@ -120,6 +118,24 @@ def profile_model(
         model=name,
         layers=tuple(layers),
     )
+
+
+def check_options(
+    device: str, dtype: str, sizes: Sequence[int]
+) -> tuple[torch.device, torch.dtype]:
+    """The device and the dtype of these names.
+
+    Raises:
+        ConfigError: If one of the three cannot be used.
+    """
+    if not sizes or min(sizes) < 4:
+        raise ConfigError(f"sizes is {list(sizes)}", limit="at least one, each at least 4 rows")
+    return _device(device), _dtype(dtype)
+
+
+def default_sizes(device: str) -> tuple[int, ...]:
+    """Rows per call where none are given: fewer on a CPU, which would take minutes."""
+    return CPU_SIZES if device.startswith("cpu") else SIZES
 
 
 def device_name(place: torch.device) -> str:
@@ -329,11 +345,16 @@ def _random(
 
 
 def _measure_layer(
-    make: Maker, sizes: Sequence[int], seconds: float, place: torch.device, clock: Clock
+    make: Maker,
+    sizes: Sequence[int],
+    seconds: float,
+    place: torch.device,
+    clock: Clock,
+    advance: Callable[[], None],
 ) -> LayerProfile:
     measurements, layer = [], None
     for rows in sizes:
-        for count in (1, 4) if rows >= 64 else (1,):
+        for count in counts_of(rows):
             call = make(rows, count)
             layer = call.layer
             load = call.module.load(call.table).sum()
@@ -345,9 +366,10 @@ def _measure_layer(
                     pairs=int(pairs[0]),
                     forward_ms=statistics.median(forward) / call.divide,
                     backward_ms=statistics.median(backward) / call.divide,
-                    spread=_spread(forward),
+                    spread=spread(forward),
                 )
             )
+            advance()
     assert layer is not None
     rows_seen = [item.rows for item in measurements]
     pairs_seen = [item.pairs for item in measurements]
@@ -359,49 +381,3 @@ def _measure_layer(
         backward=fit_times(rows_seen, pairs_seen, [item.backward_ms for item in measurements]),
         measurements=tuple(measurements),
     )
-
-
-def time_call(
-    run: Callable[[], Tensor],
-    seconds: float,
-    place: torch.device,
-    clock: Clock = time.perf_counter,
-) -> tuple[list[float], list[float]]:
-    """Milliseconds of forward and backward, repeated for about ``seconds`` after a warm-up.
-
-    Args:
-        run: Forward.
-        seconds: Time to spend; at least 3 and at most 50 repetitions.
-        place: Device, to wait for.
-        clock: See :func:`profile_model`.
-    """
-    forward: list[float] = []
-    backward: list[float] = []
-    _once(run, place, clock)
-    end = time.perf_counter() + seconds
-    while len(forward) < 3 or (time.perf_counter() < end and len(forward) < 50):
-        times = _once(run, place, clock)
-        forward.append(times[0])
-        backward.append(times[1])
-    return forward, backward
-
-
-def _once(run: Callable[[], Tensor], place: torch.device, clock: Clock) -> tuple[float, float]:
-    start = _now(place, clock)
-    output = run()
-    middle = _now(place, clock)
-    gradient = torch.ones_like(output)
-    before = _now(place, clock)
-    output.backward(gradient)
-    return (middle - start) * 1e3, (_now(place, clock) - before) * 1e3
-
-
-def _now(place: torch.device, clock: Clock) -> float:
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-    return clock()
-
-
-def _spread(times: Sequence[float]) -> float:
-    low, middle, high = np.quantile(times, [0.25, 0.5, 0.75])
-    return float((high - low) / middle)

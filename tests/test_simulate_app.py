@@ -238,6 +238,12 @@ def test_bad_input_is_one_clear_error(overrides, message):
     assert message in str(info.value)
 
 
+def test_less_data_than_a_global_batch_is_warned_of():
+    text = "The table holds 100 samples, fewer than a global batch of 128"
+    assert compare("policies=[fixed]", "data.num_samples=100").warnings[0].startswith(text)
+    assert not any("fewer than" in w for w in compare("policies=[fixed]").warnings)
+
+
 def test_a_table_of_zeros_is_one_clear_error(tmp_path):
     path = tmp_path / "zeros.csv"
     path.write_text("vision_tokens,text_tokens\n" + "0,0\n" * 9)

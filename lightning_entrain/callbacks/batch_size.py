@@ -61,7 +61,8 @@ class BatchSizeAdvisor(StepMonitor):
             values["plan/b_min"] = float(self.b_min)
             values["plan/batch_over_b_min"] = size / self.b_min
             self.text = batch_size_text(size, self.b_min)
-            if self.text:
+            # Of a plan that knows b_min, the strategy has told already.
+            if self.text and getattr(_plan(trainer), "b_min", None) is None:
                 rank_zero_info(f"BatchSizeAdvisor: {self.text}")
         self.log_step(trainer, pl_module, values)
 
@@ -78,7 +79,7 @@ def batch_size_text(global_batch_size: int, b_min: int) -> str:
 
 
 def _b_min(trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
-    plan = getattr(trainer.strategy, "plan", None)
+    plan = _plan(trainer)
     if plan is not None and plan.b_min is not None:
         return int(plan.b_min)
     workload = BatchCosts.shared(trainer, pl_module).workload
@@ -90,3 +91,7 @@ def _b_min(trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
         return int(workload.profile(datamodule.train_sizes(), ranks).b_min.b_min)
     except EntrainError:  # no work to share out: there is nothing to advise
         return None
+
+
+def _plan(trainer: pl.Trainer) -> Any:
+    return getattr(trainer.strategy, "plan", None)

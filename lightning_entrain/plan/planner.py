@@ -209,6 +209,11 @@ def make_plan(
 
 def _warnings(request: PlanRequest, found: BMin) -> tuple[str, ...]:
     warnings = []
+    if len(request.table) < request.global_batch_size:
+        warnings.append(
+            f"The table holds {len(request.table)} samples, fewer than a global batch of "
+            f"{request.global_batch_size}: entrain-train would refuse data of that size"
+        )
     if request.global_batch_size < found.b_min:
         warnings.append(
             f"The global batch of {request.global_batch_size} samples is smaller than b_min "

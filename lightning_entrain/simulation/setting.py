@@ -268,6 +268,12 @@ class Comparison:
             else (f"{gib:g} GiB of memory_gib")
         )
         found = []
+        samples, batch = len(setting.request.table), setting.parallel_plan.global_batch_size
+        if samples < batch:
+            found.append(
+                f"The table holds {samples} samples, fewer than a global batch of {batch}: every "
+                "batch holds some of them more than once"
+            )
         if text := self._above([max(result.peak_gib) for result in self.results], usable):
             found.append(f"More than the {what}: {text}")
         if live is not None:

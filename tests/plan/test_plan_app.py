@@ -86,6 +86,12 @@ def test_small_batches_and_boundaries_are_warned_of() -> None:
     assert any("7:9 or 6:10" in item or "6:10 or 7:9" in item for item in border.warnings)
 
 
+def test_less_data_than_a_global_batch_is_warned_of() -> None:
+    (text,) = (w for w in report("data.num_samples=100").warnings if "fewer than" in w)
+    assert text.startswith("The table holds 100 samples, fewer than a global batch of 512")
+    assert not [w for w in report().warnings if "fewer than" in w]
+
+
 def test_evaluate_reaches_the_search() -> None:
     found = report(evaluate=lambda plan: float(plan.encoder_stages))
     assert found.plan.encoder_stages == 2

@@ -14,7 +14,11 @@ from omegaconf import DictConfig
 from lightning_entrain import plan_app, profile_app
 from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.errors import ConfigError, EntrainError
+from lightning_entrain.profile_estimate import duration_text, estimated_seconds
+from lightning_entrain.profiling import default_sizes
 from lightning_entrain.this_cpu import cpu_name, this_cpu
+from lightning_entrain.workload.hardware import cpu_device
+from lightning_entrain.workload.hf_config import model_shape
 from lightning_entrain.workload.measured import Profile
 
 
@@ -35,6 +39,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "tiny_vlm on cpu (" in done.stdout
+    # 7 layers at 16 rows once, at 64 and 256 rows as one sequence and as four
+    assert done.stderr.startswith("35 timings, of 16 to 256 rows, take about ")
+    assert "Timing layers" in done.stderr
+    assert "35/35" in done.stderr
     assert [item.name for item in path.parent.iterdir()] == ["profile.json"]
     return path
 
@@ -109,3 +117,22 @@ def test_this_cpu_is_measured() -> None:
 def test_bad_options(override: str, message: str) -> None:
     with pytest.raises(EntrainError, match=message):
         profile_app.run_profile(compose_app("profile", *QUICK[:2], override))
+
+
+def test_the_estimate_grows_with_what_is_asked() -> None:
+    config = compose_app("profile")
+    assert config.sizes is None
+    assert max(default_sizes("cpu")) < max(default_sizes("cuda"))
+    shape = model_shape(config.model)
+    slow = cpu_device(peak_tflops=0.1, bandwidth_gbps=20.0, memory_gib=8.0)
+
+    def seconds(*sizes: int, each: float = 0.0) -> float:
+        return estimated_seconds(shape, slow, sizes, each)
+
+    assert seconds(256) < seconds(1024) < 0.1 * seconds(16384)
+    # Quick calls are repeated for as long as was asked, at most 50 times.
+    assert 7 * 2 * 0.01 < seconds(64, each=0.01) <= 51 / 4 * seconds(64) * 1.001
+    # The warm-up and three repetitions
+    once = seconds(16384) / 4
+    assert seconds(16384, each=1e9) == pytest.approx(51 * once)
+    assert [duration_text(value) for value in (0.2, 61, 200)] == ["1 s", "61 s", "3 min"]
