@@ -221,6 +221,8 @@ def user_error(error: BaseException) -> Exception | None:
         from lightning.fabric.utilities.exceptions import MisconfigurationException
 
         kinds = (EntrainError, MisconfigurationException)
+    from lightning_entrain.data.sampler import worker_error
+
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, kinds):
@@ -231,6 +233,8 @@ def user_error(error: BaseException) -> Exception | None:
                 limit="room on the disk, and the right to write there",
                 remedy="free space, or write elsewhere with hydra.run.dir=DIR",
             )
+        if (ended := worker_error(seen)) is not None:
+            return ended
         seen = seen.__cause__  # Hydra wraps what a target raises
     return None
 

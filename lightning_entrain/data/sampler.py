@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import signal
 from collections.abc import Iterator, Sized
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lightning_entrain.errors import CheckpointError
+from lightning_entrain.errors import CheckpointError, DataError
+
+
+def worker_error(error: BaseException) -> DataError | None:
+    """What torch says of a loader process that was ended from outside, as an error for the user.
+
+    Args:
+        error: Any exception; torch raises it in the training process, wherever that happens to be.
+
+    Returns:
+        None if the exception is about something else.
+    """
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not text.startswith("DataLoader worker"):
+        return None
+    first = text.splitlines()[0].rstrip(". ")
+    return DataError(
+        first,
+        limit="loader processes run until training ends; when memory is short, the system kills "
+        "them first",
+        remedy="look for 'Out of memory' in the system's log; lower num_workers, "
+        "global_batch_size or max_pixels, or free memory (in a container: also /dev/shm)",
+    )
 
 
 class PlannedSampler(DistributedSampler[Any]):
@@ -66,6 +90,22 @@ class PlannedSampler(DistributedSampler[Any]):
         return whole if self.drop_last or not rest else whole + 1
 
 
+def outlive_signals(worker_id: int) -> None:
+    """Make a loader worker leave signals to its rank; the ``worker_init_fn`` of planned loaders.
+
+    Ctrl-C, and often SIGTERM, reaches all processes of a job. Ranks then finish their step, for
+    which they need the worker. It ends with its rank, or at a second SIGTERM, which is torch's way
+    of ending a worker that is stuck.
+
+    Args:
+        worker_id: As torch passes it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    )
+
+
 class PlannedLoader(DataLoader[Any]):
     """A loader of global batches that knows how far it got.
 
@@ -90,7 +130,17 @@ class PlannedLoader(DataLoader[Any]):
         self._resume = None
         self._position = epoch, start
         self.sampler.start_batch = start
-        for num_delivered, batch in enumerate(super().__iter__(), start + 1):
+        batches = super().__iter__()
+        for num_delivered in itertools.count(start + 1):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                ended = worker_error(error)
+                if ended is None:
+                    raise
+                raise ended from error
             # Counted here and not in the sampler, which loader workers let run ahead.
             self._position = epoch, num_delivered
             yield batch

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 import pickle
+import re
+import signal
+from collections.abc import Iterator
 
 import pytest
 from torch.utils.data import DistributedSampler
@@ -8,9 +12,10 @@ from torch.utils.data import DistributedSampler
 from lightning_entrain.assign import POLICIES
 from lightning_entrain.data.batch import DataNeeds
 from lightning_entrain.data.planned import BatchShape, GlobalBatches, fixed_policy, resolve_policy
-from lightning_entrain.data.sampler import PlannedLoader, PlannedSampler
+from lightning_entrain.data.sampler import PlannedLoader, PlannedSampler, worker_error
 from lightning_entrain.data.synthetic import synthetic_dataset
-from lightning_entrain.errors import CheckpointError, ConfigError
+from lightning_entrain.errors import CheckpointError, ConfigError, DataError
+from lightning_entrain.train import user_error
 
 DATASET = synthetic_dataset(23, max_side=60)
 
@@ -47,6 +52,43 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
             assert sampler.order() == sampler.order()
             orders.append(tuple(sampler.order()))
     assert len(set(orders)) == 9
+
+
+class Deadly:
+    """Samples of which loading the third batch costs the loader process its life."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def __getitem__(self, positions: list[int]) -> list[int]:
+        if 8 in positions and self.error is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if 8 in positions and self.error is not None:
+            raise self.error
+        return positions
+
+
+def delivered(dataset: Deadly) -> Iterator[list[int]]:
+    sampler = PlannedSampler(16, 4, shuffle=False)
+    yield from PlannedLoader(dataset, sampler=sampler, batch_size=None, num_workers=1)
+
+
+def test_a_loader_process_that_was_killed_is_told_with_its_usual_cause() -> None:
+    with pytest.raises(DataError) as caught:
+        list(delivered(Deadly()))
+    assert re.match(
+        r"DataLoader worker \(pid.* \d+\) .*Limit: .*memory.*Remedy: ", str(caught.value)
+    )
+    assert user_error(caught.value) is caught.value
+    # Torch may notice it while the training process does something else.
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert str(user_error(caught.value.__cause__)) == str(caught.value)
+
+
+def test_other_errors_of_loading_are_left_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="something else"):
+        list(delivered(Deadly(RuntimeError("something else"))))
+    assert worker_error(ValueError("DataLoader worker")) is None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
