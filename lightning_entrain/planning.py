@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +29,7 @@ from lightning_entrain.workload.roofline import AnalyticCostModel
 from lightning_entrain.workload.shapes import ModelShape
 from lightning_entrain.workload.sizes import SampleSize
 from lightning_entrain.workload.tables import SizeTable
-from lightning_entrain.workload.trained_flops import TrainedParts, training_flops
+from lightning_entrain.workload.trained_flops import TrainedParts, TrainingFlops
 
 if TYPE_CHECKING:
     from lightning_entrain.models.entrain_model import EntrainModel
@@ -63,7 +64,11 @@ class Workload:
 
     def sample_costs(self, sizes: Sequence[SampleSize]) -> tuple[list[float], list[float]]:
         """Predicted milliseconds (forward and backward) per sample in encoder and LLM."""
-        costs = sample_costs(self.shape, self.table(sizes), self.cost_model, self.training)
+        return self.costs_of(self.table(sizes))
+
+    def costs_of(self, table: SizeTable) -> tuple[list[float], list[float]]:
+        """As :meth:`sample_costs`, of samples that are a table already."""
+        costs = sample_costs(self.shape, table, self.cost_model, self.training)
         return costs.encoder_ms.tolist(), costs.llm_ms.tolist()
 
     def training_flops(self, sizes: Sequence[SampleSize]) -> float:
@@ -71,8 +76,12 @@ class Workload:
 
         Recomputation is not counted; see `workload.trained_flops`.
         """
-        trained = self.trained or TrainedParts.whole(self.shape)
-        return float(training_flops(self.shape, self.table(sizes), trained).sum())
+        return self.step_flops(self.table(sizes))
+
+    @cached_property
+    def step_flops(self) -> TrainingFlops:
+        """Model FLOPs of training the samples of a table."""
+        return TrainingFlops(self.shape, self.trained or TrainedParts.whole(self.shape))
 
     def table(self, sizes: Sequence[SampleSize]) -> SizeTable:
         """The samples' sizes as arrays."""

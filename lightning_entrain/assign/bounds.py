@@ -59,6 +59,19 @@ class AssignmentBounds:
     llm_replicas: LoadBound
 
 
+def least_max_load(costs: Sequence[float], num_bins: int) -> float:
+    """What the heaviest of so many bins holds at least: `LoadBound.max_load` alone.
+
+    Args:
+        costs: Per sample, any order.
+        num_bins: Bins that the samples are spread over.
+    """
+    if not costs or not num_bins:
+        return 0.0
+    heavy_first = sorted(costs, reverse=True)
+    return max(math.fsum(costs) / num_bins, heavy_first[0], _parity(heavy_first, num_bins))
+
+
 def load_bound(costs: Sequence[float], loads: Sequence[float]) -> LoadBound:
     """Bounds for ``costs`` spread over ``len(loads)`` bins, beside the loads found.
 

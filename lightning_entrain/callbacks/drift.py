@@ -93,11 +93,11 @@ class CostModelDriftMonitor(StepMonitor):
         batch_idx: int,
     ) -> None:
         """Compare where it is due."""
+        if not step_ends(trainer) or not is_due(step_index(trainer), self.every_n_steps):
+            return
         shares = getattr(trainer.strategy, "stage_shares", None)
         assert self._costs is not None
         if shares is None or not self._costs.in_milliseconds:
-            return
-        if not step_ends(trainer) or not is_due(step_index(trainer), self.every_n_steps):
             return
         note_step(trainer)
         values = trainer.strategy.broadcast(self._look(trainer, batch, shares))

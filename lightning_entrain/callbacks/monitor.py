@@ -53,7 +53,8 @@ class StepMonitor(Callback):
 
         `pl_module.log` would do, but takes a fraction of a millisecond per key and step.
         """
-        metrics = {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
+        scalars = torch.tensor(list(values.values()), dtype=torch.float64).unbind()
+        metrics = dict(zip(values, scalars, strict=True))
         trainer._logger_connector._callback_metrics.update(metrics)
         if not step_ends(trainer):
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,19 +127,17 @@ class ThroughputMonitor(StepMonitor):
         window = self._window
         window.num_steps += 1
         window.train_seconds += self._idle_since - self._started
-        window.num_samples += batch.num_samples
-        window.num_tokens += batch.num_tokens
-        window.num_vision_tokens += sum(size.num_vision_tokens for size in batch.sizes)
+        assert self._costs is not None
+        costs = self._costs
+        table = costs.table_of(batch)
+        window.num_samples += len(table)
+        window.num_tokens += int(table.num_tokens.sum())
+        window.num_vision_tokens += int(table.num_vision_tokens.sum())
         plan = getattr(trainer.strategy, "last_step_plan", None)
         if plan is not None:
             window.planning_seconds += plan.planning_ms / 1e3
-        window.flops += self._batch_flops(batch.sizes)
-
-    def _batch_flops(self, sizes: Sequence[Any]) -> float:
-        workload = self._costs.workload if self._costs is not None else None
-        if workload is None:
-            return 0.0
-        return workload.training_flops(sizes)
+        if costs.workload is not None:
+            window.flops += costs.workload.step_flops(table)
 
     def _values(self, trainer: pl.Trainer, window: _Window) -> dict[str, float]:
         elapsed = max(window.train_seconds + window.data_seconds, 1e-9)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_entrain.assign.fixed import assign_fixed
-from lightning_entrain.assign.types import Assignment
+from lightning_entrain.assign.bounds import least_max_load
+from lightning_entrain.assign.measures import imbalance
+from lightning_entrain.assign.numbers import loads_of
+from lightning_entrain.assign.runs import even_runs
+from lightning_entrain.assign.types import Assignment, ReplicaAssignment
 from lightning_entrain.callbacks.monitor import StepMonitor, step_index
 from lightning_entrain.observe.batch_costs import BatchCosts
 from lightning_entrain.observe.load_table import LoadTable
-from lightning_entrain.observe.spread import Spread, microbatch_loads
 from lightning_entrain.observe.spread_metric import SpreadMetric
 from lightning_entrain.observe.wandb_log import define_sections, log_table, wandb_runs
+from lightning_entrain.workload.tables import SizeTable
 
 MODULES = ("encoder", "llm")
 _MAX_PENDING = 4096
@@ -90,19 +94,23 @@ class WorkloadVariabilityMonitor(StepMonitor):
         costs = self._costs or BatchCosts.shared(trainer, pl_module)
         assignment = costs.assignment_of(batch)
         plan = getattr(trainer.strategy, "plan", None)
+        loads = loads_by_replica(assignment)
         values = measure(
             assignment,
             batch.sizes,
             in_milliseconds=costs.in_milliseconds,
             plan_shares=plan.proportions if plan is not None else None,
+            table=costs.table_of(batch),
+            loads=loads,
         )
         self.log_step(trainer, pl_module, values)
         if trainer.is_global_zero:
             for module in MODULES:
-                self._run_loads[module] += all_loads(assignment, module)
-                if len(self._run_loads[module]) > _MAX_PENDING:
+                kept = self._run_loads[module]
+                kept += [load for own in loads[module] for load in own]
+                if len(kept) > _MAX_PENDING:
                     self._take_in(module)
-            self.loads.add(step_index(trainer), assignment)
+            self.loads.add(step_index(trainer), loads)
 
     @property
     def run_spread(self) -> dict[str, SpreadMetric]:
@@ -122,12 +130,27 @@ class WorkloadVariabilityMonitor(StepMonitor):
             log_table(trainer, "microbatch_loads", LoadTable.COLUMNS, self.loads.rows())
 
 
+Loads = dict[str, list[list[float]]]
+"""Per module and replica the loads of its microbatches, in the unit of the costs."""
+
+
+def loads_by_replica(assignment: Assignment) -> Loads:
+    """Loads of all microbatches of an assignment that knows its costs."""
+    replicas = assignment.replicas
+    return {
+        "encoder": [loads_of(assignment.encoder_cost or (), r.encoder) for r in replicas],
+        "llm": [loads_of(assignment.llm_cost or (), r.llm) for r in replicas],
+    }
+
+
 def measure(
     assignment: Assignment,
     sizes: Sequence[Any],
     *,
     in_milliseconds: bool,
     plan_shares: Any = None,
+    table: SizeTable | None = None,
+    loads: Loads | None = None,
 ) -> dict[str, float]:
     """The values logged for one planned batch, by key.
 
@@ -136,28 +159,17 @@ def measure(
         sizes: The samples' sizes by global-batch index.
         in_milliseconds: Whether the costs are milliseconds.
         plan_shares: Each module's share of the work in the plan's profile, if known.
+        table: The sizes as arrays, if they are known already.
+        loads: The loads, if they are known already.
     """
-    num_microbatches = max((r.num_microbatches for r in assignment.replicas), default=1)
-    fixed = assign_fixed(
-        [size.has_images for size in sizes],
-        num_replicas=len(assignment.replicas),
-        num_microbatches=num_microbatches,
-    ).with_costs(assignment.encoder_cost or (), assignment.llm_cost or ())
-    rows = microbatch_loads(assignment, sizes)
+    table = SizeTable.from_sizes(sizes) if table is None else table
+    loads = loads_by_replica(assignment) if loads is None else loads
+    patches, tokens = table.num_patches.tolist(), table.num_tokens.tolist()
     values: dict[str, float] = {}
-    for module in MODULES:
-        spread = assignment.imbalance(module)
-        values[f"variability/{module}_cv"] = spread.cv
-        if in_milliseconds:
-            values[f"variability/{module}_std_ms"] = spread.std
-        values[f"variability/{module}_std"] = Spread.of(getattr(rows, module)).std
-        values[f"variability/{module}_max_over_mean"] = spread.max_over_mean
-        values[f"variability/{module}_bound_gap"] = max(
-            (bound.max_load_gap for bound in getattr(assignment.bounds, module)), default=0.0
-        )
-        across = assignment.replica_imbalance(module)
-        values[f"variability/{module}_replica_max_over_mean"] = across.max_over_mean
-        values[f"variability/fixed_{module}_cv"] = fixed.imbalance(module).cv
+    for module, rows in (("encoder", patches), ("llm", tokens)):
+        values.update(_module_values(assignment, module, rows, loads[module]))
+        if not in_milliseconds:
+            del values[f"variability/{module}_std_ms"]
     values["variability/encoder_llm_ratio"] = _ratio(
         sum(assignment.encoder_cost or ()), sum(assignment.llm_cost or ())
     )
@@ -165,25 +177,53 @@ def measure(
         values["variability/plan_encoder_llm_ratio"] = _ratio(
             plan_shares["encoder"], plan_shares["llm"]
         )
-    deferred = [
-        i
-        for replica in assignment.replicas
-        for (k, j), own in replica.segments().items()
-        if j > k
-        for i in own
-    ]
+    deferred = [i for replica in assignment.replicas for i in _deferred(replica)]
     values["variability/deferred_samples"] = float(len(deferred))
-    values["variability/deferred_tokens"] = float(sum(sizes[i].num_tokens for i in deferred))
+    values["variability/deferred_tokens"] = float(sum(tokens[i] for i in deferred))
     values["variability/num_microbatches"] = float(
         max(sum(1 for entry in r.llm if entry) for r in assignment.replicas)
     )
     return values
 
 
-def all_loads(assignment: Assignment, module: str) -> list[float]:
-    """Loads of one module's microbatches, all replicas one after the other."""
-    loads = assignment.encoder_loads if module == "encoder" else assignment.llm_loads
-    return [load for r in range(len(assignment.replicas)) for load in loads(r).tolist()]
+def _module_values(
+    assignment: Assignment, module: str, rows: Sequence[int], loads: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """Values of one module; `rows` are its samples' patches or tokens."""
+    costs = (assignment.encoder_cost if module == "encoder" else assignment.llm_cost) or ()
+    replicas = assignment.replicas
+    spread = imbalance([load for own in loads for load in own])
+    row_spread = imbalance(loads_of(rows, [e for r in replicas for e in getattr(r, module)]))
+    gaps = [0.0]
+    for replica, own in zip(replicas, loads, strict=True):
+        bound = least_max_load([costs[i] for entry in replica.llm for i in entry], len(own))
+        gaps.append(max(own) / bound - 1 if bound > 0 else 0.0)
+    num_microbatches = max((r.num_microbatches for r in replicas), default=1)
+    worked = [cost if count else 0.0 for cost, count in zip(costs, rows, strict=False)]
+    fixed = imbalance(
+        [
+            math.fsum(worked[first:last])
+            for start, stop in even_runs(0, len(worked), len(replicas))
+            for first, last in even_runs(start, stop, num_microbatches)
+        ]
+    )
+    return {
+        f"variability/{module}_cv": spread.cv,
+        f"variability/{module}_std_ms": spread.std,
+        f"variability/{module}_std": row_spread.std,
+        f"variability/{module}_max_over_mean": spread.max_over_mean,
+        f"variability/{module}_bound_gap": max(gaps),
+        f"variability/{module}_replica_max_over_mean": imbalance(
+            [math.fsum(own) for own in loads]
+        ).max_over_mean,
+        f"variability/fixed_{module}_cv": fixed.cv,
+    }
+
+
+def _deferred(replica: ReplicaAssignment) -> list[int]:
+    """Samples decoded in a later microbatch than they are encoded in."""
+    decoded = {i: j for j, entry in enumerate(replica.llm) for i in entry}
+    return [i for k, entry in enumerate(replica.encoder) for i in entry if decoded[i] > k]
 
 
 def _ratio(numerator: float, denominator: float) -> float:

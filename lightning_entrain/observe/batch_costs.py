@@ -11,6 +11,7 @@ from lightning_entrain.assign.types import Assignment
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.planning import Workload, workload_of
+from lightning_entrain.workload.tables import SizeTable
 
 
 class BatchCosts:
@@ -32,6 +33,7 @@ class BatchCosts:
         # The data module assigns by the strategy's costs, so its batches hold them already.
         self._module = ref(pl_module)
         self._last: tuple[Any, Assignment] | None = None
+        self._last_table: tuple[Any, SizeTable] | None = None
         self._batches_hold_them = (
             getattr(strategy, "sample_costs", None) is not None
             and type(datamodule).__name__ == "EntrainDataModule"
@@ -56,13 +58,25 @@ class BatchCosts:
             ConfigError: If the batch does not say how it was planned.
         """
         assignment, sizes = planned_parts(batch)
-        if self.workload is None:
-            return assignment.with_costs(*token_costs(sizes))
-        if self._batches_hold_them and assignment.encoder_cost is not None:
+        if (
+            self._batches_hold_them
+            and self.workload is not None
+            and assignment.encoder_cost is not None
+        ):
             return assignment
         if self._last is None or self._last[0] is not sizes:
-            self._last = sizes, assignment.with_costs(*self.workload.sample_costs(sizes))
+            table = self.table_of(batch)
+            costs = table_costs(table) if self.workload is None else self.workload.costs_of(table)
+            self._last = sizes, assignment.with_costs(*costs)
         return self._last[1]
+
+    def table_of(self, batch: Any) -> SizeTable:
+        """The sizes of the batch's samples as arrays."""
+        sizes = batch.sizes
+        if self._last_table is None or self._last_table[0] is not sizes:
+            make = SizeTable.from_sizes if self.workload is None else self.workload.table
+            self._last_table = sizes, make(sizes)
+        return self._last_table[1]
 
     @classmethod
     def shared(cls, trainer: pl.Trainer, pl_module: pl.LightningModule) -> BatchCosts:
@@ -81,9 +95,9 @@ class BatchCosts:
 _shared: WeakKeyDictionary[pl.Trainer, BatchCosts] = WeakKeyDictionary()
 
 
-def token_costs(sizes: Any) -> tuple[list[float], list[float]]:
-    """Patches and LLM tokens per sample."""
-    return [float(s.num_patches) for s in sizes], [float(s.num_tokens) for s in sizes]
+def table_costs(table: SizeTable) -> tuple[list[float], list[float]]:
+    """Patches and LLM tokens per sample of a table."""
+    return table.num_patches.astype(float).tolist(), table.num_tokens.astype(float).tolist()
 
 
 def planned_parts(batch: Any) -> tuple[Assignment, Any]:

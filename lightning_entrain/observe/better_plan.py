@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.plan.partition import Stages, partition_layers, stage_costs
-from lightning_entrain.workload.costs import CostModel, LayerCost
+from lightning_entrain.workload.costs import CostModel, LayerCost, LayerTimes
 from lightning_entrain.workload.layers import Layer
 from lightning_entrain.workload.memory import Training
 from lightning_entrain.workload.shapes import Load
@@ -123,10 +124,29 @@ class ScaledCostModel:
         cost = self.base.layer_cost(
             module, layer, load, training, tp=tp, cp=cp, rows_together=rows_together
         )
-        factor = self.factors.get(module, 1.0)
-        return replace(
-            cost,
-            forward_ms=cost.forward_ms * factor,
-            input_ms=cost.input_ms * factor,
-            weight_ms=cost.weight_ms * factor,
+        return replace(cost, **self._scaled(module, cost))
+
+    def layer_times(
+        self,
+        module: str,
+        layer: Layer,
+        load: Load,
+        training: Training,
+        *,
+        tp: int = 1,
+        cp: int = 1,
+        rows_together: float | None = None,
+    ) -> LayerTimes:
+        """As of any cost model."""
+        times = self.base.layer_times(
+            module, layer, load, training, tp=tp, cp=cp, rows_together=rows_together
         )
+        return LayerTimes(**self._scaled(module, times))
+
+    def _scaled(self, module: str, times: LayerTimes) -> dict[str, Any]:
+        factor = self.factors.get(module, 1.0)
+        return {
+            "forward_ms": times.forward_ms * factor,
+            "input_ms": times.input_ms * factor,
+            "weight_ms": times.weight_ms * factor,
+        }

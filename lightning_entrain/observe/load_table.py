@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_entrain.assign.types import Assignment
+from collections.abc import Mapping, Sequence
 
 Row = tuple[int, int, str, int, float]
 
@@ -21,17 +21,19 @@ class LoadTable:
         self._stride = 1
         self.steps: dict[int, list[tuple[int, str, tuple[float, ...]]]] = {}
 
-    def add(self, step: int, assignment: Assignment) -> None:
-        """Keep a step's loads, in the unit of the assignment's costs."""
+    def add(self, step: int, loads: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Keep a step's loads.
+
+        Args:
+            step: Its number.
+            loads: Per module and replica the loads of the microbatches, any unit.
+        """
         if step % self._stride:
             return
         self.steps[step] = [
-            (replica, module, tuple(loads(replica).tolist()))
-            for module, loads in (
-                ("encoder", assignment.encoder_loads),
-                ("llm", assignment.llm_loads),
-            )
-            for replica in range(len(assignment.replicas))
+            (replica, module, tuple(own))
+            for module, by_replica in loads.items()
+            for replica, own in enumerate(by_replica)
         ]
         if len(self.steps) > self._max_steps:
             self._stride *= 2

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from lightning_entrain.assign.types import Assignment
-from lightning_entrain.workload.sizes import SampleSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,32 +72,3 @@ class Spread:
     def max_over_mean(self) -> float:
         """Heaviest load over the mean, at least 1; 0 where the mean is 0."""
         return self.largest / self.mean if self.mean else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicrobatchLoads:
-    """Tokens per microbatch of one global batch, all replicas one after the other.
-
-    Attributes:
-        encoder: Patches per encoder microbatch (the encoder's tokens, before merging).
-        llm: Merged vision and text tokens per LLM microbatch.
-    """
-
-    encoder: tuple[int, ...]
-    llm: tuple[int, ...]
-
-
-def microbatch_loads(assignment: Assignment, sizes: Sequence[SampleSize]) -> MicrobatchLoads:
-    """Tokens that each microbatch of an assignment holds.
-
-    Args:
-        assignment: Where each sample of the global batch goes.
-        sizes: The samples' sizes by global-batch index.
-    """
-    replicas = assignment.replicas
-    return MicrobatchLoads(
-        encoder=tuple(
-            sum(sizes[i].num_patches for i in entry) for r in replicas for entry in r.encoder
-        ),
-        llm=tuple(sum(sizes[i].num_tokens for i in entry) for r in replicas for entry in r.llm),
-    )

@@ -48,7 +48,7 @@ def layer_flops(layer: Layer, load: Load) -> FloatArray:
 def module_flops(module: ModuleShape, load: Load) -> FloatArray:
     """Forward operations of a whole module, prologue and epilogue included."""
     total = np.zeros_like(load.rows)
-    for layer, count in _counted(module.layers):
+    for layer, count in module.counted_layers:
         total = total + count * layer_flops(layer, load)
     return total
 
@@ -65,11 +65,3 @@ def backward_flops(layer: Layer, load: Load) -> FloatArray:
     Attention takes 2.5 times its forward, because the scores are computed again.
     """
     return 2.0 * linear_flops(layer, load) + 2.5 * attention_flops(layer, load)
-
-
-def _counted(layers: tuple[Layer, ...]) -> list[tuple[Layer, int]]:
-    """Equal layers once, with their number."""
-    counts: dict[Layer, int] = {}
-    for layer in layers:
-        counts[layer] = counts.get(layer, 0) + 1
-    return list(counts.items())

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_entrain.errors import ConfigError
-from lightning_entrain.workload.costs import LayerCost, check_parallelism, memory_cost
+from lightning_entrain.workload.costs import LayerCost, LayerTimes, check_parallelism, memory_cost
 from lightning_entrain.workload.flops import attention_flops, layer_flops, linear_flops
 from lightning_entrain.workload.layers import Axis, Layer
 from lightning_entrain.workload.memory import Training
@@ -240,6 +240,35 @@ class MeasuredCostModel:
         rows_together: float | None = None,
     ) -> LayerCost:
         """See :meth:`lightning_entrain.workload.costs.CostModel.layer_cost`."""
+        times = self.layer_times(
+            module, layer, load, training, tp=tp, cp=cp, rows_together=rows_together
+        )
+        linear, attention = linear_flops(layer, load) / tp, attention_flops(layer, load) / tp
+        flows = training.needs_input_gradient(module, layer)
+        full = training.mode_of(module, layer) == "full"
+        kept, state = memory_cost(module, layer, load, training, tp=tp, cp=cp)
+        return LayerCost(
+            forward_ms=times.forward_ms,
+            input_ms=times.input_ms,
+            weight_ms=times.weight_ms,
+            forward_flops=layer_flops(layer, load) / tp,
+            backward_flops=linear * (float(flows) + float(full)) + 2.5 * attention,
+            saved_bytes=kept,
+            state_bytes=state,
+        )
+
+    def layer_times(
+        self,
+        module: str,
+        layer: Layer,
+        load: Load,
+        training: Training,
+        *,
+        tp: int = 1,
+        cp: int = 1,
+        rows_together: float | None = None,
+    ) -> LayerTimes:
+        """See :meth:`lightning_entrain.workload.costs.CostModel.layer_times`."""
         check_parallelism(layer, tp=tp, cp=cp)
         if cp != 1:
             raise ConfigError(f"cp is {cp}", limit="profiles are measured with cp 1")
@@ -257,15 +286,10 @@ class MeasuredCostModel:
         input_ms = backward * (1 - weights) if flows or mode != "frozen" else 0.0 * backward
         if flows or mode != "frozen":
             input_ms = input_ms + training.recomputed_forwards(module, layer) * forward
-        kept, state = memory_cost(module, layer, load, training, tp=tp, cp=cp)
-        return LayerCost(
+        return LayerTimes(
             forward_ms=forward,
             input_ms=input_ms,
             weight_ms=backward * weights if full else 0.0 * backward,
-            forward_flops=layer_flops(layer, load) / tp,
-            backward_flops=linear * (float(flows) + float(full)) + 2.5 * attention,
-            saved_bytes=kept,
-            state_bytes=state,
         )
 
     def _find(self, layer: Layer, tp: int) -> LayerProfile:

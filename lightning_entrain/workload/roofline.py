@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_entrain.workload.costs import LayerCost, check_parallelism, memory_cost
+from lightning_entrain.workload.costs import LayerCost, LayerTimes, check_parallelism, memory_cost
 from lightning_entrain.workload.flops import attention_flops, layer_flops, linear_flops
 from lightning_entrain.workload.hardware import Device
 from lightning_entrain.workload.layers import Axis, Layer, Shard
@@ -60,6 +60,38 @@ class AnalyticCostModel:
         rows_together: float | None = None,
     ) -> LayerCost:
         """See :meth:`lightning_entrain.workload.costs.CostModel.layer_cost`."""
+        times = self.layer_times(
+            module, layer, load, training, tp=tp, cp=cp, rows_together=rows_together
+        )
+        trained = training.mode_of(module, layer) != "frozen"
+        full = training.mode_of(module, layer) == "full"
+        flows = training.needs_input_gradient(module, layer)
+        kept, state = memory_cost(module, layer, load, training, tp=tp, cp=cp)
+        linear = linear_flops(layer, load) / tp / cp
+        pairs = attention_flops(layer, load) / tp / cp
+        backward = linear * (float(flows) + float(full)) + 2.5 * pairs * float(flows or trained)
+        return LayerCost(
+            forward_ms=times.forward_ms,
+            input_ms=times.input_ms,
+            weight_ms=times.weight_ms,
+            forward_flops=layer_flops(layer, load) / tp / cp,
+            backward_flops=backward,
+            saved_bytes=kept,
+            state_bytes=state,
+        )
+
+    def layer_times(
+        self,
+        module: str,
+        layer: Layer,
+        load: Load,
+        training: Training,
+        *,
+        tp: int = 1,
+        cp: int = 1,
+        rows_together: float | None = None,
+    ) -> LayerTimes:
+        """See :meth:`lightning_entrain.workload.costs.CostModel.layer_times`."""
         check_parallelism(layer, tp=tp, cp=cp)
         share = 1.0 if rows_together is None else load.rows / rows_together
         entry_rows = load.rows if rows_together is None else np.full_like(load.rows, rows_together)
@@ -84,22 +116,7 @@ class AnalyticCostModel:
             input_ms = 0.5 * matmul + backward_attention + moved if inner else zero
         if trained or flows:
             input_ms = input_ms + training.recomputed_forwards(module, layer) * forward
-        kept, state = memory_cost(module, layer, load, training, tp=tp, cp=cp)
-        operations = layer_flops(layer, load) / tp / cp
-        linear = linear_flops(layer, load) / tp / cp
-        pairs = attention_flops(layer, load) / tp / cp
-        backward_operations = linear * (float(flows) + float(full)) + 2.5 * pairs * float(
-            flows or trained
-        )
-        return LayerCost(
-            forward_ms=forward,
-            input_ms=input_ms,
-            weight_ms=weight_ms,
-            forward_flops=operations,
-            backward_flops=backward_operations,
-            saved_bytes=kept,
-            state_bytes=state,
-        )
+        return LayerTimes(forward_ms=forward, input_ms=input_ms, weight_ms=weight_ms)
 
     def _matmul_ms(
         self, layer: Layer, load: Load, speed_rows: FloatArray, dtype: str, tp: int

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,11 @@ class ModuleShape:
     def layers(self) -> tuple[Layer, ...]:
         """Prologue, blocks and epilogue in order."""
         return self.prologue + self.blocks + self.epilogue
+
+    @cached_property
+    def counted_layers(self) -> tuple[tuple[Layer, int], ...]:
+        """Equal layers once, with their number."""
+        return tuple(Counter(self.layers).items())
 
     @property
     def num_parameters(self) -> int:

@@ -94,19 +94,26 @@ class SizeTable:
     @classmethod
     def from_sizes(cls, sizes: Sequence[SampleSize], *, window: int = WINDOW) -> SizeTable:
         """Table of the given samples, in their order; a grid's frames are counted as images."""
-        full, windowed = [], []
-        for size in sizes:
-            grids = np.asarray(size.grids, dtype=np.int64).reshape(-1, 3)
-            frames, rows, columns = grids[:, 0], grids[:, 1], grids[:, 2]
-            full.append(int((frames * (rows * columns) ** 2).sum()))
-            windowed.append(int((frames * window_pairs(rows, columns, window)).sum()))
+        # All images of all samples at once: this runs for every batch that is trained.
+        counts = _column(len(size.grids) for size in sizes)
+        flat = [number for size in sizes for grid in size.grids for number in grid]
+        frames, rows, columns = np.array(flat, dtype=np.int64).reshape(-1, 3).T
+        stops = np.cumsum(counts)
+
+        def per_sample(per_image: IntArray) -> IntArray:
+            until = np.concatenate([[0], np.cumsum(per_image)])
+            found: IntArray = until[stops] - until[stops - counts]
+            return found
+
+        areas = rows * columns
+        patches = per_sample(frames * areas)
         return cls(
-            num_patches=_column(size.num_patches for size in sizes),
-            num_vision_tokens=_column(size.num_vision_tokens for size in sizes),
+            num_patches=patches,
+            num_vision_tokens=patches // _column(size.merge_size**2 for size in sizes),
             num_text_tokens=_column(size.num_text_tokens for size in sizes),
-            num_images=_column(sum(grid[0] for grid in size.grids) for size in sizes),
-            full_pairs=_column(full),
-            window_pairs=_column(windowed),
+            num_images=per_sample(frames),
+            full_pairs=per_sample(frames * areas**2),
+            window_pairs=per_sample(frames * window_pairs(rows, columns, window)),
         )
 
 

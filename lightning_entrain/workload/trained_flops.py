@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_entrain.workload.flops import attention_flops, linear_flops
-from lightning_entrain.workload.layers import Layer, Linear
+from lightning_entrain.workload.layers import AttentionPattern, Layer, Linear
 from lightning_entrain.workload.shapes import FloatArray, Load, ModelShape, ModuleShape
 from lightning_entrain.workload.tables import SizeTable
 
@@ -36,8 +36,8 @@ class TrainedParts:
         return cls(encoder=(1.0,) * len(model.encoder.layers), llm=(1.0,) * len(model.llm.layers))
 
 
-def training_flops(model: ModelShape, table: SizeTable, trained: TrainedParts) -> FloatArray:
-    """Forward and backward operations per sample, both modules together, ``[num_samples]``.
+class TrainingFlops:
+    """Model FLOPs of training samples: forward and backward, both modules together.
 
     Forward (F) counts always. Gradients of inputs (I) count behind the first layer with a trained
     parameter, and inside that layer behind its first matrix multiplications; gradients of weights
@@ -46,14 +46,37 @@ def training_flops(model: ModelShape, table: SizeTable, trained: TrainedParts) -
 
     Args:
         model: The model's shape.
-        table: Sizes of the samples.
         trained: What is trained.
     """
-    loads = {module.name: module.load(table) for module in model.modules}
-    total = np.zeros(len(table.num_tokens))
-    for (name, layer, work), count in Counter(_works(model, trained)).items():
-        total = total + count * work.flops(layer, loads[name])
-    return total
+
+    def __init__(self, model: ModelShape, trained: TrainedParts) -> None:
+        self._modules = model.modules
+        self._per_unit: dict[str, FloatArray] = {
+            module.name: np.zeros(len(_UNITS.rows)) for module in model.modules
+        }
+        for (name, layer, work), count in Counter(_works(model, trained)).items():
+            self._per_unit[name] += count * work.flops(layer, _UNITS)
+
+    def __call__(self, table: SizeTable) -> float:
+        """Operations of all samples of a table together."""
+        total = 0.0
+        for module in self._modules:
+            load, per_unit = module.load(table), self._per_unit[module.name]
+            rows, merged, *pairs = per_unit.tolist()
+            total += rows * float(load.rows.sum()) + merged * float(load.merged.sum())
+            for pattern, each in zip(AttentionPattern, pairs, strict=True):
+                if each:
+                    total += each * float(load.pairs[pattern].sum())
+        return total
+
+
+def _units() -> Load:
+    """One row, one merged row, and one pair of each pattern: operations are linear in them."""
+    rows, merged, *pairs = np.eye(2 + len(AttentionPattern))
+    return Load(rows=rows, merged=merged, pairs=dict(zip(AttentionPattern, pairs, strict=True)))
+
+
+_UNITS = _units()
 
 
 @dataclass(frozen=True)

@@ -220,11 +220,12 @@ def check_steps(by_step, result, devices):
 
 def variability_of(batches, step):
     from lightning_entrain.assign import assign_samples
-    from lightning_entrain.observe.batch_costs import token_costs
+    from lightning_entrain.observe.batch_costs import table_costs
+    from lightning_entrain.workload.tables import SizeTable
 
     size = batches.job.batch_size
     sizes = [batches.source.sizes[i] for i in range(step * size, (step + 1) * size)]
-    costs = token_costs(sizes)
+    costs = table_costs(SizeTable.from_sizes(sizes))
     assignment = assign_samples(
         *costs,
         num_replicas=batches.replicas,

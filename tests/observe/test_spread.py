@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_entrain.assign.types import Assignment, ReplicaAssignment
-from lightning_entrain.observe.spread import Spread, microbatch_loads
-from lightning_entrain.workload.sizes import SampleSize
+from lightning_entrain.observe.spread import Spread
 
 loads = st.lists(st.integers(0, 100_000), max_size=40)
 
@@ -38,21 +36,3 @@ def test_hand_computed_case():
 def test_all_empty_microbatches_have_no_variation():
     spread = Spread.of([0, 0, 0])
     assert (spread.cv, spread.max_over_mean) == (0.0, 0.0)
-
-
-def test_loads_are_patches_and_tokens_of_all_replicas_in_order():
-    sizes = (
-        SampleSize(grids=((1, 4, 6),), num_text_tokens=10, num_label_tokens=5),
-        SampleSize(grids=(), num_text_tokens=7, num_label_tokens=3),
-        SampleSize(grids=((1, 2, 2), (1, 2, 4)), num_text_tokens=1, num_label_tokens=1),
-    )
-    assignment = Assignment(
-        replicas=(
-            ReplicaAssignment(encoder=((0,), ()), llm=((), (0, 1))),
-            ReplicaAssignment(encoder=((2,),), llm=((2,),)),
-        ),
-        policy="fixed",
-    )
-    found = microbatch_loads(assignment, sizes)
-    assert found.encoder == (24, 0, 12)
-    assert found.llm == (0, 24 // 4 + 10 + 7, 12 // 4 + 1)
