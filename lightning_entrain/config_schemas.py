@@ -205,7 +205,9 @@ class EntrainStrategyConf:
         600.0, "Longest wait for another process, seconds, before the job ends.", above=0
     )
     stop_seconds: float = option(
-        60.0, "Longest time to finish a step after SIGTERM, seconds, before saving.", above=0
+        60.0,
+        "Longest time to finish a step after SIGTERM or Ctrl-C, seconds, before saving.",
+        above=0,
     )
     process_group_backend: str | None = option(
         None, "gloo or nccl; null takes the device's usual one.", choices=("gloo", "nccl")

@@ -83,7 +83,8 @@ class EntrainStrategy(StoppingStrategy):
             Not with schedules that split B into I and W.
         compile_backend: Backend of torch.compile.
         timeout_seconds: How long a message or collective may take before the job ends.
-        stop_seconds: How long a rank may take to finish its step after SIGTERM, before it saves.
+        stop_seconds: How long a rank may take to finish its step after SIGTERM or Ctrl-C,
+            before it saves.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
         cluster_environment: Overrides Lightning's choice.
         checkpoint_io: Overrides Lightning's choice.

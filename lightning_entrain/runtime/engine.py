@@ -196,9 +196,10 @@ class PipelineEngine:
     def _compare_plans(self, plan: StepPlan) -> None:
         """Raise on every rank if one has another plan, before any tensor is sent."""
         self.last_sync_ms = 0.0
-        if self._groups.control is None:
-            return
         stop = self._stop_request.kind if self._stop_request is not None else 0
+        if self._groups.control is None:
+            self.stop_agreed = stop
+            return
         own = torch.tensor([self._replica, plan.batch_digest, plan.program_digest, stop])
         found = [torch.empty_like(own) for _ in range(self._layout.world_size)]
         begin = time.perf_counter()

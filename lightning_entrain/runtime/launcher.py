@@ -19,11 +19,11 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.runtime.multirun import in_sweep, start_ranks
-from lightning_entrain.runtime.signals import EXIT_CODE
+from lightning_entrain.runtime.signals import EXIT_CODES
 
 _GRACE_SECONDS = 8.0
 _ORDERLY_SECONDS = 60.0
-_ORDERLY = (0, EXIT_CODE)
+_ORDERLY = (0, *EXIT_CODES.values())
 _PARENT = "ENTRAIN_LAUNCHER_PID"
 
 

@@ -40,7 +40,8 @@ class RankStrategy(ParallelStrategy):
 
     Args:
         timeout_seconds: How long a message or collective may take before the job ends.
-        stop_seconds: How long a rank may take to finish its step after SIGTERM, before it saves.
+        stop_seconds: How long a rank may take to finish its step after SIGTERM or Ctrl-C,
+            before it saves.
         process_group_backend: ``"gloo"`` or ``"nccl"``; None takes the device's default.
         options: As of Lightning's ParallelStrategy.
     """
@@ -96,6 +97,10 @@ class RankStrategy(ParallelStrategy):
         self._failed = False
         die_with_parent()
         self.set_world_ranks()
+        if self._stop_request is None:
+            self._stop_request = StopRequest(
+                self._stop_seconds, self._requeue_signal(), announce=self.global_rank == 0
+            )
         if not self.is_distributed:
             return
         assert self.cluster_environment is not None
@@ -126,8 +131,6 @@ class RankStrategy(ParallelStrategy):
         self._note_end(orderly=False)
         if isinstance(self._launcher, EntrainLauncher):
             self._launcher.on_child_failure = self._report_child
-        if self._stop_request is None:
-            self._stop_request = StopRequest(self._stop_seconds, self._requeue_signal())
 
     def _report_child(self, local_rank: int, ending: str) -> None:
         if self._watch is not None:
@@ -141,7 +144,7 @@ class RankStrategy(ParallelStrategy):
         return None
 
     def on_train_start(self) -> None:
-        """Take SIGTERM over from Lightning, whose handler starts a collective at once."""
+        """Take signals over from Lightning, whose handler starts a collective at once."""
         self._heed_signals()
 
     def on_validation_start(self) -> None:

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning_entrain.checkpoint.saving import CheckpointingStrategy
 from lightning_entrain.runtime.engine import PipelineEngine
 from lightning_entrain.runtime.groups import PipelineGroups
-from lightning_entrain.runtime.signals import EXIT_CODE, REQUEUE
+from lightning_entrain.runtime.signals import EXIT_CODES, INTERRUPT, REQUEUE
 from lightning_entrain.runtime.stop_together import StopTogether
 
 INTERRUPTED = "interrupted.ckpt"
@@ -39,6 +39,11 @@ class StoppingStrategy(CheckpointingStrategy):
         super().on_train_start()
         if self._groups.control is not None and self.lightning_module is not None:
             self._stop_together = StopTogether(self.lightning_module.trainer, self._any_rank)
+
+    def _heed_signals(self) -> None:
+        """Only a pipeline can share a request; any other module is left to Lightning."""
+        if self._engine is not None:
+            super()._heed_signals()
 
     def _any_rank(self, wish: bool) -> bool:
         shared = torch.tensor(int(wish))
@@ -71,17 +76,20 @@ class StoppingStrategy(CheckpointingStrategy):
             handle(signal.SIGUSR1, None)  # type: ignore[arg-type]
             return
         saver = trainer.checkpoint_callback
+        if saver is None and self._engine.stop_agreed == INTERRUPT:
+            rank_zero_info(f"Stopped on request after step {trainer.global_step}; not saved")
+            return
         folder = getattr(saver, "dirpath", None) or trainer.default_root_dir
         path = os.path.join(folder, INTERRUPTED)
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         rank_zero_info(f"Stopped on request after step {trainer.global_step}; saved {path}")
 
     def on_exception(self, exception: BaseException) -> None:
         """Save if the ranks agreed to stop; otherwise tell the others, so that all end."""
-        stopped = self._engine is not None and self._engine.stop_agreed
+        stopped = self._engine.stop_agreed if self._engine is not None else 0
         if stopped and isinstance(exception, SIGTERMException):
             self._save_and_leave()
-            exception.code = EXIT_CODE
+            exception.code = EXIT_CODES[stopped]
         super().on_exception(exception)
 
     def teardown(self) -> None:

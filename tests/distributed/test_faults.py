@@ -34,6 +34,8 @@ class Failing(Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.how == "terminate":
                 os.kill(os.getpid(), signal.SIGTERM)
+            if self.how == "interrupt":
+                os.kill(os.getpid(), signal.SIGINT)
             if self.how == "hang":
                 time.sleep(1000)
             if self.how == "hang in a layer":
@@ -136,3 +138,67 @@ def test_sigterm_on_any_rank_saves_and_leaves(rank: int, tmp_path: Path) -> None
     rest = Job(ckpt_path=str(tmp_path / INTERRUPTED), skip_batches=Failing.step + 1)
     resumed = rest.fit(None, 1, tmp_path)
     assert resumed.losses == pytest.approx(whole.losses[Failing.step + 1 :], rel=1e-5)
+
+
+def exit_code(*args: Any) -> Any:
+    try:
+        fit(*args)
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+@pytest.mark.parametrize(("devices", "rank"), [(3, 0), (3, 2), (1, 0)])
+def test_ctrl_c_on_any_rank_saves_where_that_is_wanted(
+    devices: int, rank: int, tmp_path: Path
+) -> None:
+    for wanted in (True, False):
+        root = tmp_path / str(wanted)
+        job = FailingJob(trainer={"enable_checkpointing": wanted})
+        job.rank, job.how = rank, "interrupt"
+        options = {"llm_stages": 2} if devices > 1 else {}
+        outcomes = Ranks(devices, exit_code, job, options, devices, root).outcomes()
+        assert outcomes == [("result", 128 + signal.SIGINT)] * devices
+        saved = list(root.rglob(INTERRUPTED))
+        assert len(saved) == int(wanted)
+        if saved:
+            steps = torch.load(saved[0], weights_only=True)["global_step"]
+            assert steps == Failing.step + 1
+
+
+class Slow(Module):
+    """Steps that last until someone has had enough."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 1:
+            if self.global_rank == 0:
+                (self.job.root / "there").touch()  # type: ignore[attr-defined]
+            if self.global_rank == 1:
+                time.sleep(1000)  # the others are blocked in native code
+        return loss
+
+
+class SlowJob(Job):
+    root = Path()
+
+    def module(self) -> Module:
+        return Slow(super().module().model, self)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    job = SlowJob()
+    job.root = tmp_path
+    ranks = Ranks(3, fit, job, {"llm_stages": 2}, 3, tmp_path)
+    while not (tmp_path / "there").exists():
+        time.sleep(0.1)
+        assert all(process.is_alive() for process in ranks.processes)
+    for pause in (0.3, 1.5, 0):  # a terminal and torchrun send the first one twice
+        for process in ranks.processes:
+            os.kill(process.pid, signal.SIGINT)
+        time.sleep(pause)
+        if pause:
+            assert all(process.is_alive() for process in ranks.processes) or pause > 1
+    start = time.monotonic()
+    assert ranks.outcomes() == [("ended", 128 + signal.SIGINT)] * 3
+    assert time.monotonic() - start < 3
