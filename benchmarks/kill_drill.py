@@ -120,6 +120,7 @@ def make_data(cache: Path) -> Any:
         tokenizer=ByteTokenizer(),
         val_fraction=0.0,
         cache_dir=str(cache),
+        num_workers=0,
         progress=False,
     )
 

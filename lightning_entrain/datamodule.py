@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,14 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_entrain.data.bpe import BpeTokenizer, trained_tokenizer, trainer_version
-from lightning_entrain.data.cache import cache_root, is_writable, short_digest
+from lightning_entrain.data.cache import cache_folders, first_writable, short_digest
 from lightning_entrain.data.dataset import SizedDataset
-from lightning_entrain.data.index import BadSample, SizeTable, build_index, index_path
+from lightning_entrain.data.index import SizeTable, build_index, index_path
 from lightning_entrain.data.planned import BatchShape, GlobalBatches, Policy, resolve_policy
 from lightning_entrain.data.records import Source
-from lightning_entrain.data.sampler import PlannedLoader, PlannedSampler
+from lightning_entrain.data.sampler import PlannedLoader, PlannedSampler, outlive_signals
+from lightning_entrain.data.split import SPLITS as SPLITS
+from lightning_entrain.data.split import check_options, split_samples, too_long_samples
 from lightning_entrain.data.tokenizer import TextTokenizer
 from lightning_entrain.errors import ConfigError, DataError
 from lightning_entrain.plan.planner import WorkloadProfile
@@ -27,7 +28,6 @@ from lightning_entrain.workload.image_rule import ImageRule
 from lightning_entrain.workload.sizes import SampleSize
 
 _MAX_PROFILED_SAMPLES = 8192
-SPLITS = ("train", "val", "test")
 
 
 class EntrainDataModule(pl.LightningDataModule):
@@ -64,7 +64,8 @@ class EntrainDataModule(pl.LightningDataModule):
         max_source_pixels: Largest area an image file may claim.
         on_bad_sample: ``"raise"`` at the first sample that cannot be used, or ``"skip"`` them all
             and warn with their number.
-        num_workers: Loader processes per rank; 0 loads in the training process.
+        num_workers: Loader processes per rank. They load and also plan the coming steps beside the
+            training; 0 does both in the training process, which waits for it.
         pin_memory: Whether batches are put into page-locked memory.
         cache_dir: Folder for the size index and the tokenizer; default: beside the data, or where
             that cannot be written, the user's cache folder.
@@ -96,7 +97,7 @@ class EntrainDataModule(pl.LightningDataModule):
         merge_size: int = 2,
         max_source_pixels: int = 100_000_000,
         on_bad_sample: Literal["raise", "skip"] = "raise",
-        num_workers: int = 0,
+        num_workers: int = 1,
         pin_memory: bool = False,
         cache_dir: str | None = None,
         progress: bool = True,
@@ -118,7 +119,7 @@ class EntrainDataModule(pl.LightningDataModule):
             max_pixels=max_pixels,
             max_source_pixels=max_source_pixels,
         )
-        _check_options(seed, val_fraction, test_fraction, max_tokens, on_bad_sample, num_workers)
+        check_options(seed, val_fraction, test_fraction, max_tokens, on_bad_sample, num_workers)
         self.seed = seed
         self.shuffle = shuffle
         self.val_fraction = val_fraction
@@ -212,7 +213,7 @@ class EntrainDataModule(pl.LightningDataModule):
             SampleError: If a sample cannot be used.
         """
         self.source.prepare()
-        folder = self._writable_folder()
+        folder = first_writable(self._folders())
         if self._tokenizer is None:
             path = folder / self._tokenizer_name()
             self._tokenizer = trained_tokenizer(path, self._texts(), self._vocab_size)
@@ -231,9 +232,11 @@ class EntrainDataModule(pl.LightningDataModule):
         """Read the size index and split the samples: on every process.
 
         Raises:
+            ConfigError: If the strategy's replicas cannot share a global batch evenly.
             DataError: If :meth:`prepare_data` has not been called, or too few samples are left.
             SampleError: If a sample cannot be used.
         """
+        self.shape.check_replicas(self._num_replicas())
         if self._dataset is not None:
             return
         name = index_path(Path(), self.source, self.tokenizer, self.image_rule).name
@@ -243,7 +246,7 @@ class EntrainDataModule(pl.LightningDataModule):
                 f"{len(table.bad)} of {len(table) + len(table.bad)} samples cannot be used and are "
                 f"left out. The first: {table.bad[0].error()}"
             )
-        self._parts = self._split(len(table))
+        self._parts = split_samples(len(table), self.val_fraction, self.test_fraction)
         num_train = len(self._parts["train"])
         if num_train < self.shape.global_batch_size:
             raise DataError(
@@ -303,7 +306,7 @@ class EntrainDataModule(pl.LightningDataModule):
             costs=getattr(strategy, "sample_costs", None),
             plan_step=getattr(strategy, "step_planner", None),
             train=split == "train",
-            num_replicas=getattr(strategy, "num_replicas", 1),
+            num_replicas=self._num_replicas(),
             needs=getattr(strategy, "data_needs", None),
             seed=self.seed,
         )
@@ -320,9 +323,13 @@ class EntrainDataModule(pl.LightningDataModule):
             batch_size=None,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
+            worker_init_fn=outlive_signals if self.num_workers else None,
             # Of its own: iterating must not draw from the generator that checkpoints restore.
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+    def _num_replicas(self) -> int:
+        return int(getattr(getattr(self.trainer, "strategy", None), "num_replicas", 1))
 
     def _planned_shape(self, num_microbatches: int | None) -> BatchShape:
         """The shape, with the number of microbatches of the strategy's plan if it was given one."""
@@ -338,28 +345,11 @@ class EntrainDataModule(pl.LightningDataModule):
 
     def _checked(self, table: SizeTable) -> SizeTable:
         """The table without samples that are too long, or an error about the first bad one."""
-        lengths = table.num_tokens()
-        too_long = [
-            BadSample(
-                row=(row := int(table.rows[i])),
-                value=f"Sample {row} of {self.source.name} has {lengths[i]} tokens",
-                limit=f"max_tokens is {self.max_tokens}",
-                remedy="raise max_tokens, lower max_pixels, or set on_bad_sample=skip",
-            )
-            for i in (lengths > self.max_tokens).nonzero()[0]
-        ]
+        too_long = too_long_samples(table, self.source.name, self.max_tokens)
         bad = [*table.bad, *too_long]
         if bad and self.on_bad_sample == "raise":
             raise bad[0].error()
         return table.without(too_long) if too_long else table
-
-    def _split(self, num_samples: int) -> dict[str, list[int]]:
-        order = list(range(num_samples))
-        random.Random("split").shuffle(order)
-        num_val = round(num_samples * self.val_fraction)
-        num_test = round(num_samples * self.test_fraction)
-        parts = order[num_val + num_test :], order[:num_val], order[num_val : num_val + num_test]
-        return {name: sorted(part) for name, part in zip(SPLITS, parts, strict=True)}
 
     def _tokenizer_name(self) -> str:
         digest = short_digest(self.source.fingerprint(), f"{self._vocab_size}", trainer_version())
@@ -367,54 +357,8 @@ class EntrainDataModule(pl.LightningDataModule):
 
     def _folders(self) -> list[Path]:
         """Folders for caches, best first."""
-        root = cache_root(self.cache_dir)
-        beside = getattr(self.source, "folder", None)
-        if beside is None or self.cache_dir is not None:
-            return [root]
-        return [Path(beside) / ".entrain", root]
-
-    def _writable_folder(self) -> Path:
-        *better, last = self._folders()
-        for folder in better:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError:
-                continue
-            if is_writable(folder):
-                return folder
-        return last
+        return cache_folders(getattr(self.source, "folder", None), self.cache_dir)
 
     def _find(self, name: str) -> Path:
         paths = [folder / name for folder in self._folders()]
         return next((path for path in paths if path.exists()), paths[-1])
-
-
-def _check_options(
-    seed: int,
-    val_fraction: float,
-    test_fraction: float,
-    max_tokens: int,
-    on_bad_sample: str,
-    num_workers: int,
-) -> None:
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed is {seed}", limit="0 to 2**32 - 1", remedy="choose another seed")
-    for name, fraction in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-        if not 0 <= fraction < 1:
-            raise ConfigError(f"{name} is {fraction}", limit="0 <= fraction < 1")
-    if val_fraction + test_fraction >= 1:
-        raise ConfigError(
-            f"val_fraction is {val_fraction} and test_fraction is {test_fraction}",
-            limit="their sum is below 1",
-            remedy="leave something to train on",
-        )
-    if max_tokens < 1:
-        raise ConfigError(f"max_tokens is {max_tokens}", limit="at least 1")
-    if on_bad_sample not in ("raise", "skip"):
-        raise ConfigError(
-            f"on_bad_sample is {on_bad_sample!r}",
-            limit="raise or skip",
-            remedy="set on_bad_sample=skip to leave out samples that cannot be used",
-        )
-    if num_workers < 0:
-        raise ConfigError(f"num_workers is {num_workers}", limit="at least 0")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import shutil
 import warnings
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-import lightning_entrain.datamodule as datamodule_file
+import lightning_entrain.data.cache as cache_file
 from lightning_entrain import EntrainDataModule
+from lightning_entrain.config import PlannedDataConf
 from lightning_entrain.data import images
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.cache import CACHE_VARIABLE
@@ -39,6 +41,7 @@ def make(source: Any = None, **options: Any) -> EntrainDataModule:
         "assignment": "fixed",
         "tokenizer": ByteTokenizer(),
         "progress": False,
+        "num_workers": 0,
         **options,
     }
     return EntrainDataModule(source or SyntheticSource(22, max_side=60), **options)
@@ -351,14 +354,21 @@ def test_changed_data_is_measured_anew(tmp_path: Path) -> None:
     assert len(ready(source).dataset) == 15
 
 
+def test_the_default_is_that_of_entrain_train() -> None:
+    signature = inspect.signature(EntrainDataModule).parameters
+    schema = PlannedDataConf()
+    for name in ("num_workers", "max_tokens", "min_pixels", "max_pixels", "global_batch_size"):
+        assert signature[name].default == getattr(schema, name), name
+
+
 def test_a_read_only_data_folder_is_served_from_the_users_cache(
     tmp_path: Path, user_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = folder_source(tmp_path / "data")
     # Permissions do not bind the superuser, under whom tests may run.
-    real = datamodule_file.is_writable
+    real = cache_file.is_writable
     monkeypatch.setattr(
-        datamodule_file,
+        cache_file,
         "is_writable",
         lambda folder: tmp_path / "data" not in folder.parents and real(folder),
     )

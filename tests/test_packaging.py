@@ -1,5 +1,6 @@
 """The package works from a clone and from a wheel, configs included."""
 
+import ast
 import os
 import re
 import subprocess
@@ -52,6 +53,22 @@ def test_the_wheel_holds_the_configs_and_the_type_marker_and_nothing_else(wheel)
     assert {top for top in tops if not top.endswith(".dist-info")} == {"lightning_entrain"}
     sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("lightning_entrain/**/*.py")}
     assert sources <= set(names)
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = project_table()
+    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    declared = {re.split(r"[^A-Za-z0-9_-]", text)[0].replace("-", "_") for text in wanted}
+    imported = set()
+    for path in (ROOT / "lightning_entrain").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.split(".")[0])
+    others = imported - sys.stdlib_module_names - {"lightning_entrain", "__main__"}
+    named = {"hydra": "hydra_core", "PIL": "pillow"}
+    assert {named.get(name, name) for name in others} <= declared
 
 
 def test_every_command_of_the_project_points_at_a_function(installed):

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +31,34 @@ def cache_root(option: str | os.PathLike[str] | None = None) -> Path:
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "lightning_entrain"
+
+
+def cache_folders(
+    data: str | os.PathLike[str] | None, option: str | os.PathLike[str] | None = None
+) -> list[Path]:
+    """Folders for what is derived from the data, best first.
+
+    Args:
+        data: Folder of the data, if it has one: caches lie beside it where no folder is named.
+        option: What the user passed as ``cache_dir``.
+    """
+    root = cache_root(option)
+    if data is None or option is not None:
+        return [root]
+    return [Path(data) / ".entrain", root]
+
+
+def first_writable(folders: Sequence[Path]) -> Path:
+    """The first folder that can be written, made if need be; the last in any case."""
+    *better, last = folders
+    for folder in better:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if is_writable(folder):
+            return folder
+    return last
 
 
 def is_writable(folder: Path) -> bool:

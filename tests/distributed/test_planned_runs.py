@@ -41,7 +41,7 @@ def datamodule(root: Path, **options: Any) -> EntrainDataModule:
         tokenizer=ByteTokenizer(),
         cache_dir=str(root / "cache"),
         progress=False,
-        **options,
+        **{"num_workers": 0, **options},
     )
 
 
