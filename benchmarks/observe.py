@@ -6,7 +6,7 @@
 
 Every hook of every monitor is timed on rank 0, in two fits on synthetic samples: with values logged
 at every step (log_every_n_steps=1), and with the trainer's default of 50, where ThroughputMonitor
-logs rarely. The other monitors keep their own intervals, so WorkloadVariabilityMonitor logs every step
+logs rarely. The others keep their own intervals; WorkloadVariabilityMonitor logs every step
 in both. The CSV logger is part of it. The first two steps are left out. Times after the last step
 (report, comparison of policies) are given apart: they are no part of a step.
 """

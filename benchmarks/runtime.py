@@ -35,7 +35,6 @@ from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.models.protocol import EncoderModule, LlmModule
 from lightning_entrain.models.prune import prune_to_stages
 from lightning_entrain.models.tiny import tiny_vlm
-from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.planning import stage_shares, workload_of
 from lightning_entrain.runtime.engine import PipelineEngine
@@ -45,6 +44,7 @@ from lightning_entrain.runtime.step_plan import StepPlanner
 from lightning_entrain.runtime.weight_store import WeightWork
 from lightning_entrain.schedule.predict import replica_step
 from lightning_entrain.schedule.simulate import simulate
+from lightning_entrain.schedule.timeline import Timeline
 from lightning_entrain.workload.sizes import SampleSize
 
 CPU = torch.device("cpu")

@@ -44,9 +44,9 @@ from lightning_entrain.observe.run_record import (
 )
 from lightning_entrain.observe.step_page import rank_names
 from lightning_entrain.observe.step_trace import stage_name
-from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.observe.wandb_log import log_file
 from lightning_entrain.runtime.multirun import job_name
+from lightning_entrain.schedule.timeline import Timeline
 from lightning_entrain.schedule.types import Schedule
 from lightning_entrain.workload.sizes import SampleSize
 

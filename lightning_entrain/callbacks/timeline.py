@@ -25,8 +25,8 @@ from lightning_entrain.observe.predicted import predicted_timelines
 from lightning_entrain.observe.spread_metric import SpreadMetric
 from lightning_entrain.observe.step_page import timeline_page
 from lightning_entrain.observe.step_trace import StepTrace
-from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.observe.wandb_log import define_sections, log_file, log_page, wandb_runs
+from lightning_entrain.schedule.timeline import Timeline
 
 TRACE_FILE = "trace.json"
 PLAN_FILE = "plan.json"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from lightning_entrain.observe.page import scroll, table
-from lightning_entrain.observe.timeline import Timeline
+from lightning_entrain.schedule.timeline import Timeline
 
 Points = Sequence[tuple[float, float]]
 
@@ -164,7 +164,7 @@ def bar_chart(
     summary = "; ".join(f"{name} {sum(values):.4g}" for name, values in bars)
     svg = _svg(f"{title}, {unit}: {summary}", width, height, "".join(drawn))
     rows = [(name, *values) for name, values in bars]
-    numbers = table(["", *parts], rows, label=f"Numbers: {title}", folded=True)
+    numbers = table(["name", *parts], rows, label=f"Numbers: {title}", folded=True)
     key = box_key(list(parts)) if len(parts) > 1 else ""
     caption = f"<figcaption>{escape(title)}, {escape(unit)}</figcaption>"
     return f"<figure>{caption}{key}{svg}{numbers}</figure>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_entrain.observe.timeline import Timeline
+from lightning_entrain.schedule.timeline import Timeline
 
 
 def chrome_trace(timelines: Sequence[Timeline], *, name: str = "") -> dict[str, Any]:

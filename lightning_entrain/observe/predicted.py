@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from lightning_entrain.assign.types import Assignment
 from lightning_entrain.observe.idle import durations_of
 from lightning_entrain.observe.step_trace import StepTrace
-from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.schedule.predict import replica_step
 from lightning_entrain.schedule.simulate import simulate
+from lightning_entrain.schedule.timeline import Timeline
 from lightning_entrain.workload.sizes import SampleSize
 
 THIRDS = (1 / 3, 1 / 3, 1 / 3)

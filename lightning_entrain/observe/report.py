@@ -202,7 +202,7 @@ def _section(found: Comparison, index: int) -> str:
         f"<figure><div class='scroll wide' tabindex='0' role='region' aria-label='Timeline of "
         f"{safe}'>{picture}</div></figure>"
         f"<div class='pair'>{_spread(found, index, 'encoder')}{_spread(found, index, 'llm')}</div>"
-        f"{_times_table(result)}</article>"
+        f"{_times_table(name, result)}</article>"
     )
 
 
@@ -239,14 +239,15 @@ def _times(result: PolicyResult, module: str) -> Sequence[float]:
     return times.encoder_ms if module == "encoder" else times.llm_ms
 
 
-def _times_table(result: PolicyResult) -> str:
+def _times_table(name: str, result: PolicyResult) -> str:
     parts = []
     for label, module in (("Encoder", "encoder"), ("LLM", "llm")):
         cells = _join(f"<td>{value:.2f}</td>" for value in _times(result, module))
         parts.append(f"<tr><th scope='row'>{label}</th>{cells}</tr>")
     return (
         "<details><summary>Forward ms per microbatch as a table</summary><div class='scroll' "
-        "tabindex='0' role='region' aria-label='Forward times'><table class='times'><tbody>"
+        f"tabindex='0' role='region' aria-label='Forward times of {html.escape(name)}'>"
+        "<table class='times'><tbody>"
         f"{''.join(parts)}</tbody></table></div></details>"
     )
 

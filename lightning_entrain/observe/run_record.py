@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lightning_entrain.errors import DataError
-from lightning_entrain.observe.timeline import Timeline, TimelineRow
+from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Action
 
 RECORD_FILE = "run_record.json"

@@ -8,7 +8,7 @@ from lightning_entrain.observe.charts import bar_chart, gantt, kind_key
 from lightning_entrain.observe.idle import StepIdle
 from lightning_entrain.observe.page import page, section
 from lightning_entrain.observe.step_trace import StepTrace, stage_name
-from lightning_entrain.observe.timeline import Timeline, TimelineRow
+from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Placement
 
 IDLE_PARTS = ("compute", "fill and drain", "imbalance", "communication")

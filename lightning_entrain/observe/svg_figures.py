@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_entrain.observe.svg import drawing, line, number, tag, text, tick_label, ticks
-from lightning_entrain.observe.timeline import Timeline
+from lightning_entrain.schedule.timeline import Timeline
 from lightning_entrain.schedule.types import ActionKind
 
 _CLASSES = {ActionKind.F: "f", ActionKind.B: "b", ActionKind.I: "b", ActionKind.W: "w"}

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from lightning_entrain.observe.timeline import Timeline, TimelineRow
 from lightning_entrain.runtime.activity import Activity
+from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Action
 
 

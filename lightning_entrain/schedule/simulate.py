@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_entrain.errors import ScheduleError
-from lightning_entrain.observe.timeline import Timeline, TimelineRow
+from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import ActionKind, Placement, RowCounts, Schedule, Segment
 
 Floats = NDArray[np.float64]

@@ -12,9 +12,9 @@ import numpy as np
 from lightning_entrain.assign.measures import Imbalance, imbalance
 from lightning_entrain.assign.types import Assignment
 from lightning_entrain.errors import ConfigError, ScheduleError
-from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.schedule.dip import expand_groups
 from lightning_entrain.schedule.limits import Limits, step_limits
+from lightning_entrain.schedule.timeline import Timeline
 from lightning_entrain.schedule.types import ActionKind
 from lightning_entrain.simulation.inputs import GlobalBatch, Machine
 from lightning_entrain.simulation.policies import PolicyRunner, ReplicaStep, Step

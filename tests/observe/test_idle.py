@@ -4,8 +4,8 @@ import pytest
 
 from lightning_entrain.observe.idle import durations_of, even_durations, split_idle
 from lightning_entrain.observe.step_trace import RankRecord, ReplicaTrace, StepTrace, join_records
-from lightning_entrain.observe.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
+from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Action, Placement, RowCounts
 
 PLACEMENT = Placement.one_per_rank(1, 1)

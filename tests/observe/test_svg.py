@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_entrain.observe.svg import drawing, number, tag, text, ticks
 from lightning_entrain.observe.svg_figures import spread_figure, timeline_figure
-from lightning_entrain.observe.timeline import Timeline, TimelineRow
+from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Action
 
 NS = "{http://www.w3.org/2000/svg}"

@@ -143,7 +143,7 @@ def test_schedule_imports_fast_and_without_torch_or_numba():
         "import sys, time; start = time.perf_counter();"
         "import lightning_entrain.schedule.verify, lightning_entrain.schedule.predict;"
         "import lightning_entrain.schedule.ramp, lightning_entrain.schedule.limits;"
-        "import lightning_entrain.schedule.dip, lightning_entrain.observe.timeline;"
+        "import lightning_entrain.schedule.dip, lightning_entrain.schedule.timeline;"
         "assert not {'torch', 'numba'} & set(sys.modules);"
         "assert time.perf_counter() - start < 5"
     )

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_entrain.errors import ScheduleError
-from lightning_entrain.observe.timeline import Timeline
 from lightning_entrain.schedule import replay
 from lightning_entrain.schedule.graph import StepGraph
 from lightning_entrain.schedule.one_f_one_b import build_1f1b, build_forward_only
 from lightning_entrain.schedule.simulate import Link, StepCosts, encode, simulate
+from lightning_entrain.schedule.timeline import Timeline
 from lightning_entrain.schedule.types import ActionKind, Placement, RowCounts, Schedule
 from lightning_entrain.schedule.verify import peak_live
 
