@@ -24,15 +24,17 @@ from lightning_entrain.config import (
     register_configs,
     validate,
 )
-from lightning_entrain.config_reference import known_names, reference_markdown, sections
+from lightning_entrain.config_reference import choices, known_names, reference_markdown, sections
 from lightning_entrain.datamodule import EntrainDataModule
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.loggers import StepCSVLogger
+from lightning_entrain.model_shapes import shape_of_model
 from lightning_entrain.models.entrain_model import EntrainModel
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.runtime.schedules import AUTO, SCHEDULES
 from lightning_entrain.strategy import EntrainStrategy
 from lightning_entrain.train import build_module, build_trainer
+from lightning_entrain.workload.hf_config import model_shape
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_NAMES = ["data", "model", "strategy", "trainer", "logger", "callbacks", "experiment"]
@@ -296,6 +298,33 @@ def test_the_options_page_is_up_to_date():
     assert page == reference_markdown(), (
         "run: python -m lightning_entrain.config_reference > docs/configuration.md"
     )
+
+
+def test_the_options_page_tells_what_every_choice_sets(composed):
+    listed = {f"{choice.group}={choice.name}": choice for choice in choices()}
+    assert sorted(listed) == sorted(CHOICES)
+    assert "data.max_pixels=100352" in listed["data=charts"].sets
+    assert {name for name, choice in listed.items() if choice.is_default} >= {"data=charts"}
+    for name, choice in listed.items():
+        assert re.fullmatch(r"[A-Z].*\.", choice.about), name
+        config = composed(name)
+        for text in choice.sets:
+            option, _, value = text.partition("=")
+            if option in GROUP_NAMES:  # another group's choice
+                assert config == composed(name, text)
+            else:
+                assert str(OmegaConf.select(config, option)) == value
+
+
+@pytest.mark.parametrize("name", ["tiny_vlm", "nano_vlm"])
+def test_the_planner_knows_the_models_that_are_trained(name, composed):
+    trained = instantiate(composed(f"model={name}").model, vocab_size=1024)
+    planned = model_shape(
+        OmegaConf.to_container(OmegaConf.load(conf_dir() / "planning" / "model" / f"{name}.yaml"))
+    )
+    found = shape_of_model(trained)
+    assert (found.encoder.blocks, found.llm.blocks) == (planned.encoder.blocks, planned.llm.blocks)
+    assert found.num_parameters == planned.num_parameters
 
 
 def test_every_option_has_a_meaning():
