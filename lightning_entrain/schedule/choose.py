@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 from lightning_entrain.errors import ScheduleError
+from lightning_entrain.schedule.limits import step_limits
 from lightning_entrain.schedule.list_schedule import tune_list_schedule
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.simulate import Link, Simulation, StepCosts, simulate
 from lightning_entrain.schedule.tables import MaxBytes, per_rank
+from lightning_entrain.schedule.template import Template, follow_template
 from lightning_entrain.schedule.types import Placement, RowCounts, Schedule
 from lightning_entrain.schedule.zero_bubble import Knobs, Tuned, tune_zero_bubble
 
@@ -20,6 +22,8 @@ FAMILIES = ("1f1b", "zero_bubble", "list")
 """What may be chosen from: "zero_bubble" and "list" split B into I and W."""
 
 _MAX_EAGER = 4
+_NEAR = 1.04
+"""A template's run this near to what no schedule beats makes the search for lists superfluous."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,8 @@ class Choice:
         name: The winner's name in ``iteration_ms``.
         tuned: Its schedule, and the order of microbatches it is for.
         simulation: Its predicted run.
-        iteration_ms: Predicted time per candidate; None where it does not fit the memory.
+        iteration_ms: Predicted time per candidate; None where it does not fit the memory, or was
+            left out because its lower limit is above the fastest.
     """
 
     name: str
@@ -49,15 +54,18 @@ def choose_schedule(
     families: Collection[str] = FAMILIES,
     knobs: Knobs | None = None,
     profile: Sequence[float] | None = None,
+    template: Template | None = None,
     may_reorder: bool = True,
     num_steps: int = 1000,
     seed: int = 0,
 ) -> Choice:
     """Simulate all candidates that fit into the memory; never worse than any of them.
 
-    Candidates: 1F1B; with deferral also by segment; both with eager forward, one to four
-    microbatches more on encoder stages where memory allows; zero bubble as ZB-H1 and tuned, where
-    each rank's stages are neighbours; list schedules where some rank has several stages.
+    Candidates: a template; zero bubble as ZB-H1 and tuned, where each rank's stages are
+    neighbours; list schedules where some rank has several stages, unless the template comes within
+    4 % of the step's limit; 1F1B; with deferral also by segment; both with eager forward, one to
+    four microbatches more on encoder stages where memory allows. 1F1B is not built where its
+    least possible fill, work and drain already take longer than the fastest.
 
     Args:
         placement: Which rank holds which stages.
@@ -69,6 +77,7 @@ def choose_schedule(
         families: Subset of :data:`FAMILIES`.
         knobs: Where tuning starts besides ZB-H1, for example those of :func:`ramp.tune_ramp`.
         profile: Relative load per microbatch that the samples were assigned to, if not even.
+        template: Order of the plan; left out where the step has another number of microbatches.
         may_reorder: Whether tuning may change the microbatches' order (never with deferral).
         num_steps: Orders that tuning tries.
         seed: Of the search.
@@ -89,9 +98,13 @@ def choose_schedule(
     }
     best: tuple[str, Tuned, Simulation] | None = None
     times: dict[str, float | None] = {}
+    least_of = _least_times(placement, rows, costs, template)
     for name, make in _candidates(
-        placement, rows, costs, families, knobs, profile, num_steps, options
+        placement, rows, costs, families, knobs, profile, template, num_steps, options
     ):
+        if best is not None and best[2].iteration_ms <= least_of(name) * (1 - 1e-9):
+            times[name] = None
+            continue
         try:
             tuned = make()
         except ScheduleError:
@@ -121,16 +134,16 @@ def _candidates(
     families: Collection[str],
     knobs: Knobs | None,
     profile: Sequence[float] | None,
+    template: Template | None,
     num_steps: int,
     options: dict[str, Any],
 ) -> Iterator[tuple[str, Callable[[], Tuned]]]:
-    """Names and makers, not yet run."""
-    if "1f1b" in families:
-        limits = _live_limits(placement, costs, options["max_bytes"])
-        for split in (False, True) if rows.max_lag else (False,):
-            for extra in range(_MAX_EAGER + 1):
-                name = "1f1b" + ("_split" if split else "") + (f"_eager{extra}" if extra else "")
-                yield name, partial(_one_f_one_b, placement, rows, extra, split, limits)
+    """Names and makers, not yet run; those that may be left out come last."""
+    has_lists = placement.num_ranks < placement.num_stages
+    family = "list" if has_lists else "zero_bubble"
+    if template is not None and template.fits(placement, rows) and family in families:
+        follow = partial(follow_template, template, rows, costs, **options)
+        yield "template", partial(follow, num_steps=num_steps)
     ascending = tuple(sorted(placement.stage_to_rank)) == placement.stage_to_rank
     if "zero_bubble" in families and ascending:
         tune = partial(tune_zero_bubble, placement, rows, costs, **options)
@@ -138,9 +151,35 @@ def _candidates(
         yield "zero_bubble_tuned", partial(tune, num_steps=num_steps)
         if knobs is not None:
             yield "zero_bubble_hinted", partial(tune, num_steps=num_steps, knobs=knobs)
-    if "list" in families and placement.num_ranks < placement.num_stages:
+    if "list" in families and has_lists:
         tune = partial(tune_list_schedule, placement, rows, costs, **options)
         yield "list_tuned", partial(tune, profile=profile, num_steps=num_steps // 5)
+    if "1f1b" in families:
+        limits = _live_limits(placement, costs, options["max_bytes"])
+        for split in (False, True) if rows.max_lag else (False,):
+            for extra in range(_MAX_EAGER + 1):
+                name = "1f1b" + ("_split" if split else "") + (f"_eager{extra}" if extra else "")
+                yield name, partial(_one_f_one_b, placement, rows, extra, split, limits)
+
+
+def _least_times(
+    placement: Placement, rows: RowCounts, costs: StepCosts, template: Template | None
+) -> Callable[[str], float]:
+    """For a candidate's name the time at which others are fast enough to leave it out."""
+    found: dict[bool, float] = {}
+
+    def least(name: str) -> float:
+        whole = name.startswith("1f1b")
+        if not whole and (name != "list_tuned" or template is None):
+            return 0.0
+        if whole not in found:
+            # By segment, the encoder may end with a part of a microbatch, however small.
+            splits = not whole or rows.max_lag > 0
+            limits = step_limits(placement, rows, costs, splits_gradients=splits)
+            found[whole] = limits.bound_ms * (1.0 if whole else _NEAR)
+        return found[whole]
+
+    return least
 
 
 def _live_limits(placement: Placement, costs: StepCosts, max_bytes: MaxBytes) -> tuple[float, ...]:

@@ -64,16 +64,18 @@ def tune_list_schedule(
     rank_of = np.array(placement.stage_to_rank, dtype=np.int64)
     order = np.arange(num, dtype=np.int64)
     caps = memory_caps(max_bytes, placement.num_ranks, num)
-    codes = np.full((placement.num_ranks, 3 * num_stages * num), -1, dtype=np.int64)
-    done = codes.copy()
-    common = rank_of, order, planned, tables, caps
-    warmup, delay = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    best = list_kernel.STUCK
-    for start in _starts(num_stages, num):
-        knobs = np.array(start.warmup), np.array(start.weight_delay)
-        found = list_kernel.evaluate_list(*common, *knobs, codes, done, best)
-        if found < best:
-            best, (warmup, delay) = found, knobs
+    done = np.full((placement.num_ranks, 3 * num_stages * num), -1, dtype=np.int64)
+    best, knobs = climb_lists(
+        placement,
+        order,
+        planned,
+        tables,
+        caps,
+        done,
+        num_steps=num_steps,
+        may_reorder=may_reorder and rows.max_lag == 0 and profile is None,
+        seed=seed,
+    )
     if num and best == list_kernel.STUCK:
         raise ScheduleError(
             f"No list schedule fits into max_bytes {max_bytes}",
@@ -81,7 +83,53 @@ def tune_list_schedule(
             remedy="raise the memory budget or use more, smaller microbatches",
         )
     if num:
-        free_order = may_reorder and rows.max_lag == 0 and profile is None
+        polish_kernel.polish(
+            rank_of, order, tables, caps, done.copy(), done, _POLISH * num_steps, False, seed + 1
+        )
+    return replace(decode_lists("list", placement, rows, order, done), knobs=knobs)
+
+
+def climb_lists(
+    placement: Placement,
+    order: Ints,
+    planned: Ints,
+    tables: Ints,
+    caps: Ints,
+    done: Ints,
+    *,
+    num_steps: int,
+    may_reorder: bool,
+    seed: int,
+) -> tuple[int, Knobs]:
+    """The best of several starts, tuned.
+
+    Args:
+        placement: Which rank holds which stages.
+        order: Microbatch at each position; changed, if ``may_reorder``.
+        planned: Tables to make lists with.
+        tables: Tables to run them in.
+        caps: Memory per rank.
+        done: Filled with the lists, ``[ranks, 3 * stages * microbatches]``.
+        num_steps: Lists to try.
+        may_reorder: Whether microbatches may change places.
+        seed: Of the search.
+
+    Returns:
+        Makespan, or ``STUCK`` if the memory does not suffice, and what was tuned.
+    """
+    from lightning_entrain.schedule import list_kernel
+
+    rank_of = np.array(placement.stage_to_rank, dtype=np.int64)
+    common = rank_of, order, planned, tables, caps
+    codes = done.copy()
+    warmup, delay = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    best = list_kernel.STUCK
+    for start in _starts(placement.num_stages, len(order)):
+        knobs = np.array(start.warmup), np.array(start.weight_delay)
+        found = list_kernel.evaluate_list(*common, *knobs, codes, done, best)
+        if found < best:
+            best, (warmup, delay) = found, knobs
+    if len(order) and best < list_kernel.STUCK:
         list_kernel.climb_list(
             rank_of,
             placement.num_ranks,
@@ -92,24 +140,27 @@ def tune_list_schedule(
             warmup,
             delay,
             num_steps,
-            free_order,
+            may_reorder,
             seed + 1,
         )
-        list_kernel.evaluate_list(*common, warmup, delay, codes, done, list_kernel.STUCK)
-        codes[:] = done
-        polish_kernel.polish(
-            rank_of, order, tables, caps, codes, done, _POLISH * num_steps, seed + 1
-        )
-    return _tuned(placement, rows, order, done, warmup, delay)
+        best = list_kernel.evaluate_list(*common, warmup, delay, codes, done, list_kernel.STUCK)
+    return best, Knobs(warmup=tuple(warmup.tolist()), weight_delay=tuple(delay.tolist()))
 
 
-def _tuned(
-    placement: Placement, rows: RowCounts, order: Ints, done: Ints, warmup: Ints, delay: Ints
+def decode_lists(
+    name: str, placement: Placement, rows: RowCounts, order: Ints, done: Ints
 ) -> Tuned:
+    """Lists of the kernels as a schedule.
+
+    Args:
+        name: Of the schedule.
+        placement: Which rank holds which stages.
+        rows: By microbatch, not yet in order.
+        order: Microbatch at each position, ``[microbatches]``.
+        done: As from ``list_kernel.run_list``, ``[ranks, actions]``.
+    """
     tuned = Tuned(
-        schedule=Schedule(name="list", placement=placement, ranks=()),
-        order=tuple(order.tolist()),
-        knobs=Knobs(warmup=tuple(warmup.tolist()), weight_delay=tuple(delay.tolist())),
+        schedule=Schedule(name=name, placement=placement, ranks=()), order=tuple(order.tolist())
     )
     graph = StepGraph(placement, tuned.reorder_rows(rows))
     ranks = tuple(_decode(graph, own) for own in done.tolist())

@@ -43,6 +43,44 @@ def move(own: Ints, source: int, dest: int) -> None:
 
 
 @jit
+def refit(own: Ints, length: int, order: Ints, tables: Ints, cap: int) -> bool:
+    """Make a rank's list keep to its memory: what frees some goes before an F that has no room.
+
+    Args:
+        own: In F, I, W order on each stage; changed.
+        length: Number of entries.
+        order: Microbatch at each position.
+        tables: For their memory.
+        cap: Most that may be held.
+
+    Returns:
+        Whether it is legal now.
+    """
+    num_stages, num = tables.shape[1], tables.shape[2]
+    counters = np.zeros((3, num_stages), np.int64)
+    held = 0
+    for a in range(length):
+        source = a
+        while source < length:
+            kind, s, p = own[source] % 3, own[source] // 3 // num, own[source] // 3 % num
+            if kind == 0 and source == a and held + tables[ADD, s, order[p]] <= cap:
+                break
+            if kind > 0 and p < counters[kind - 1, s] and p == counters[kind, s]:
+                break
+            source += 1
+        if source >= length:
+            return False
+        move(own, source, a)
+        kind, s, p = own[a] % 3, own[a] // 3 // num, own[a] // 3 % num
+        counters[kind, s] += 1
+        if kind == 0:
+            held += tables[ADD, s, order[p]]
+        elif kind == 2:
+            held -= tables[FREE, s, order[p]]
+    return is_legal(own, length, order, tables, cap)
+
+
+@jit
 def polish(
     rank_of: Ints,
     order: Ints,
@@ -51,22 +89,24 @@ def polish(
     codes: Ints,
     done: Ints,
     num_steps: int,
+    may_reorder: bool,
     seed: int,
 ) -> int:
     """Hill climb that moves one action of one rank by a few places, in place.
 
     Args:
         rank_of: Rank per stage.
-        order: Microbatch at each position.
+        order: Microbatch at each position; changed, if ``may_reorder``.
         tables: Durations, delays and memory as for ``zb_kernel``.
         caps: Memory per rank.
         codes: Lists as from ``list_kernel.run_list``; changed.
         done: Filled with the lists that ran.
         num_steps: Lists to try.
+        may_reorder: Whether microbatches may change places; every fourth move then.
         seed: Of the moves.
 
     Returns:
-        The makespan of ``done``.
+        The makespan of ``done``, or STUCK if the lists wait for ever.
     """
     num_ranks = len(codes)
     lengths = np.zeros(num_ranks, np.int64)
@@ -78,6 +118,23 @@ def polish(
     for _ in range(num_steps):
         state = draw(state)
         r = (state >> 8) % num_ranks
+        if may_reorder and (state >> 20) % 4 == 0:
+            state = draw(state)
+            p = (state >> 8) % len(order)
+            state = draw(state)
+            q = (state >> 8) % len(order)
+            order[p], order[q] = order[q], order[p]
+            legal = True
+            for other in range(num_ranks):
+                legal = legal and is_legal(codes[other], lengths[other], order, tables, caps[other])
+            found = STUCK
+            if legal:
+                found = rerun(rank_of, order, tables, codes, done, best)
+            if found <= best:
+                best = found
+            else:
+                order[p], order[q] = order[q], order[p]
+            continue
         state = draw(state)
         source = (state >> 8) % max(lengths[r], 1)
         state = draw(state)

@@ -56,7 +56,7 @@ def tune_ramp(
     start = Knobs.zb_h1(num_stages)
     warmup = np.array(start.warmup, dtype=np.int64)
     delay = np.array(start.weight_delay, dtype=np.int64)
-    profile = _linear_ramp(num_microbatches, num_stages, lightest, heaviest)
+    profile = linear_ramp(num_microbatches, num_stages, lightest, heaviest)
     scale = TIME_UNITS / max(math.fsum(stage_ms) / num_stages, 1e-300) / 1024
     makespan = ramp_kernel.climb_profile(
         profile,
@@ -81,7 +81,7 @@ def tune_ramp(
     return tuple((profile / 1024).tolist()), knobs
 
 
-def _linear_ramp(num: int, num_stages: int, lightest: float, heaviest: float) -> Ints:
+def linear_ramp(num: int, num_stages: int, lightest: float, heaviest: float) -> Ints:
     """Rise over the first microbatches as far as the bounds and the mean allow; integers."""
     width = min(num_stages, num)
     top = min(heaviest, 1.12)

@@ -59,12 +59,12 @@ class Tuned:
     Attributes:
         schedule: Its microbatches are positions in ``order``.
         order: Per position the microbatch of the costs and rows given.
-        knobs: What was found.
+        knobs: What was found, if it was made from knobs.
     """
 
     schedule: Schedule
     order: tuple[int, ...]
-    knobs: Knobs
+    knobs: Knobs | None = None
 
     def reorder_assignment(self, replica: ReplicaAssignment) -> ReplicaAssignment:
         """The replica's microbatches in this order."""

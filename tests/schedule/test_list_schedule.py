@@ -112,7 +112,7 @@ def test_polishing_never_loses_and_keeps_lists_legal():
         place, order, tables, tables, caps, warmup, delay, codes, done, list_kernel.STUCK
     )
     codes[:] = done
-    best = polish_kernel.polish(place, order, tables, caps, codes, done, 4000, 1)
+    best = polish_kernel.polish(place, order, tables, caps, codes, done, 4000, False, 1)
     assert best < start
     for rank, own in enumerate(done):
         length = int((own >= 0).sum())
