@@ -54,6 +54,14 @@ def test_every_choice_gives_a_plan(group: str) -> None:
         assert found.plan.iteration_ms > 0
 
 
+def test_the_page_lists_every_choice() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text()
+    for group in ("model", "cluster"):
+        rows = page.split(f"| `{group}=` | what |\n|---|---|\n")[1].split("\n\n")[0]
+        listed = [row.split("`")[1] for row in rows.splitlines()]
+        assert listed == sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+
+
 def test_the_paper_command() -> None:
     names = {"model": "m", "data": "llava150k", "cluster": "paper"}
     found = report(names=names)
