@@ -22,14 +22,14 @@ from lightning_entrain.checkpoint.optimizer_state import (
     prune_optimizer,
     record_layout,
 )
-from lightning_entrain.data.batch import IGNORE_INDEX, DataNeeds, PlannedBatch
+from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.planned import Costs
 from lightning_entrain.errors import ConfigError
-from lightning_entrain.models.entrain_model import check_label_count
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.plan_file import read_plan
 from lightning_entrain.planning import Workload
+from lightning_entrain.runtime.batch_check import check_labels, check_tokens
 from lightning_entrain.runtime.engine import PipelineEngine
 from lightning_entrain.runtime.gradients import (
     copy_from_first_replica,
@@ -406,17 +406,12 @@ class EntrainStrategy(StoppingStrategy):
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
-        """Check the labels that were loaded against the plan, then move the batch."""
-        if isinstance(batch, PlannedBatch) and self.is_distributed and batch.needs.labels:
-            found = sum(int((row != IGNORE_INDEX).sum()) for row in batch.labels.values())
-            replicas = [r for r in range(self.num_replicas) if batch.needs.covers(r)]
-            announced = sum(
-                batch.sizes[index].num_label_tokens
-                for r in replicas
-                for entry in batch.assignment.replicas[r].llm
-                for index in entry
-            )
-            check_label_count(found, announced)
+        """Check what was loaded against the plan, then move the batch."""
+        if isinstance(batch, PlannedBatch):
+            if self.is_distributed:
+                check_labels(batch)
+            if self._run_plan.partition is not None:
+                check_tokens(batch, self._partition.model, device or self.root_device)
         return super().batch_to_device(batch, device, dataloader_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.on_device import chosen_rows
 from lightning_entrain.models.packed_attention import NO_MASK, PACKED_ATTENTION
-from lightning_entrain.models.protocol import LlmModule, LlmPacking, refuse_dropout
+from lightning_entrain.models.protocol import (
+    LlmModule,
+    LlmPacking,
+    check_placeholders,
+    refuse_dropout,
+)
 
 VERIFIED_FAMILIES = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "smollm3", "olmo2"}
@@ -115,20 +122,16 @@ class DecoderLlm(LlmModule):
                 "The first LLM stage got no token ids", remedy="pass input_ids when start is 0"
             )
         is_image = input_ids == self.image_token_id
-        num_places = int(is_image.sum())
         num_features = 0 if features is None else features.shape[0]
-        if num_places != num_features:
-            raise RuntimeMismatchError(
-                f"A row of tokens has {num_places} image placeholders (token id "
-                f"{self.image_token_id}) for {num_features} vision features",
-                limit="one placeholder per feature",
-                remedy="give data and model the same image_token_id, and keep that token out of "
-                "the text",
-            )
+        if is_image.device.type == "cpu":
+            check_placeholders(int(is_image.sum()), num_features, self.image_token_id)
+        else:  # the host does not wait for the device; the strategy has looked at the host's copy
+            torch._assert_async(is_image.sum() == num_features, "one placeholder per feature")
         embeds = self.model.embed_tokens(input_ids.masked_fill(is_image, 0))
         if features is None or num_features == 0:
             return embeds
-        return embeds.masked_scatter(is_image.unsqueeze(-1), features.to(embeds.dtype))
+        places = chosen_rows(is_image, num_features)
+        return embeds.index_copy(0, places, features.to(embeds.dtype))
 
     def _view(self, start: int, stop: int, last: bool, packed: bool) -> Any:
         """The Hugging Face model with just these layers; made anew, for modules may be replaced."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.on_device import on_device
 from lightning_entrain.models.recompute import CONTEXTS
 
 _BITS = 24
@@ -50,10 +51,10 @@ class PackedRows:
             if lengths is None:
                 return None
             device = self.step.device
-            counts = torch.tensor(lengths, device=device)
-            samples = torch.tensor(self.samples, device=device).repeat_interleave(counts)
+            counts = torch.tensor(lengths)
             starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
-            position = torch.arange(num_rows, device=device) - starts
+            samples = on_device(torch.tensor(self.samples).repeat_interleave(counts), device)
+            position = on_device(torch.arange(num_rows) - starts, device)
             self._keys[num_rows] = _mix(_mix(_mix(self.step) + samples) + position)
         return self._keys[num_rows]
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lightning_entrain.data.batch import IGNORE_INDEX
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
 from lightning_entrain.models.dropout import count_dropout, rows_of
+from lightning_entrain.models.on_device import chosen_rows
 from lightning_entrain.models.protocol import (
     EncoderModule,
     EncoderPacking,
@@ -20,6 +21,7 @@ from lightning_entrain.models.protocol import (
     LlmPacking,
 )
 from lightning_entrain.models.prune import check_names
+from lightning_entrain.workload.sizes import total_label_tokens
 
 if TYPE_CHECKING:
     from lightning_entrain.assign.types import ReplicaAssignment
@@ -81,8 +83,7 @@ def gather_features(
 
 def num_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Number of label tokens that the largest logit predicts; for token accuracy."""
-    kept = labels != IGNORED_LABEL
-    return (logits[kept].argmax(dim=-1) == labels[kept]).sum()
+    return (logits.argmax(dim=-1) == labels).sum()  # no token has the ignored label's id
 
 
 class EntrainModel(nn.Module):
@@ -222,14 +223,28 @@ class EntrainModel(nn.Module):
         """Cross entropy in fp32, summed over the positions that have a label.
 
         Args:
-            logits: ``[tokens, vocab]``, any floating dtype. Only labelled rows are upcast.
+            logits: ``[tokens, vocab]``, any floating dtype.
             labels: ``[tokens]``, already shifted; -100 where there is no label.
 
         Returns:
             0-dim fp32 tensor with a graph, 0 if there is no label.
         """
-        kept = labels != IGNORED_LABEL
-        return F.cross_entropy(logits[kept].float(), labels[kept], reduction="sum")
+        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
+
+    def labelled_loss_sum(self, logits: Tensor, labels: Tensor, num_labels: int) -> Tensor:
+        """:meth:`loss_sum` of the labelled rows alone, so that the others are not upcast.
+
+        A subclass's own ``loss_sum`` gets all rows.
+
+        Args:
+            logits: ``[tokens, vocab]``.
+            labels: ``[tokens]``.
+            num_labels: Labels that are not -100: known to the host, which need not wait for them.
+        """
+        if type(self).loss_sum is EntrainModel.loss_sum:
+            rows = chosen_rows(labels != IGNORED_LABEL, num_labels)
+            logits, labels = logits.index_select(0, rows), labels.index_select(0, rows)
+        return self.loss_sum(logits, labels)
 
     @torch.no_grad()
     def scalar_sums(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -248,7 +263,8 @@ class EntrainModel(nn.Module):
         for r, replica in enumerate(batch.assignment.replicas):
             for j, logits in self._replica_logits(batch, r, replica):
                 labels = batch.labels[r, j]
-                loss = self.loss_sum(logits, labels)
+                announced = total_label_tokens([batch.sizes[i] for i in replica.llm[j]])
+                loss = self.labelled_loss_sum(logits, labels, announced)
                 total = loss if total is None else total + loss
                 num_labels = num_labels + (labels != IGNORED_LABEL).sum()
                 for name, value in self.scalar_sums(logits, labels).items():

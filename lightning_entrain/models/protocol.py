@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lightning_entrain.errors import ConfigError
+from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.on_device import on_device
 
 if TYPE_CHECKING:
     from lightning_entrain.workload.sizes import Grid
@@ -55,7 +56,19 @@ class LlmPacking:
         lengths = torch.tensor(self.sample_lengths)
         starts = torch.cumsum(lengths, 0) - lengths
         positions = torch.arange(self.num_tokens) - torch.repeat_interleave(starts, lengths)
-        return positions.to(device)
+        return on_device(positions, device)
+
+
+def check_placeholders(found: int, num_features: int, image_token_id: int) -> None:
+    """Raise ``RuntimeMismatchError`` unless a row of tokens has a place for each vision feature."""
+    if found != num_features:
+        raise RuntimeMismatchError(
+            f"A row of tokens has {found} image placeholders (token id {image_token_id}) for "
+            f"{num_features} vision features",
+            limit="one placeholder per feature",
+            remedy="give data and model the same image_token_id, and keep that token out of the "
+            "text",
+        )
 
 
 class PassThrough(nn.Module):

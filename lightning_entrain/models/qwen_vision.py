@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.on_device import on_device
 from lightning_entrain.models.protocol import EncoderModule, EncoderPacking, refuse_dropout
 from lightning_entrain.workload.sizes import Grid
 
@@ -167,26 +168,26 @@ class QwenVisionEncoder(EncoderModule):
         device = inputs.device
         hidden = inputs
         if start == 0:
-            order = torch.as_tensor(layout.window_order, device=device)
+            order = on_device(layout.window_order, device)
             hidden = self.patch_embed(hidden)
             hidden = hidden.view(order.numel(), self.merge_size**2, -1)[order].flatten(0, 1)
         rotary = self._rotary(layout, device)
         bounds_device = device if "flash" in str(self.config._attn_implementation) else "cpu"
-        frames = torch.as_tensor(layout.frame_bounds, device=bounds_device)
-        windows = torch.as_tensor(layout.window_bounds, device=bounds_device)
+        frames = on_device(layout.frame_bounds, bounds_device)
+        windows = on_device(layout.window_bounds, bounds_device)
         for index in range(start, stop):
             full = index in self.config.fullatt_block_indexes
             hidden = self.blocks[index](
                 hidden, cu_seqlens=frames if full else windows, position_embeddings=rotary
             )
         if stop == self.num_layers:
-            reverse = torch.as_tensor(layout.reverse_order, device=device)
+            reverse = on_device(layout.reverse_order, device)
             hidden = self.merger(hidden)[reverse]
         return hidden
 
     def _rotary(self, layout: VisionLayout, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[patches, head_dim]``, fp32."""
-        positions = torch.as_tensor(layout.position_ids, device=device)
+        positions = on_device(layout.position_ids, device)
         frequencies = self.rotary_pos_emb.inv_freq.to(device=device, dtype=torch.float32)
         angles = (positions[:, :, None].float() * frequencies).flatten(1)
         cos, sin = angles.cos(), angles.sin()

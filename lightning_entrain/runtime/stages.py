@@ -11,6 +11,7 @@ from lightning_entrain.models.entrain_model import EntrainModel, gather_features
 from lightning_entrain.models.protocol import EncoderPacking
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.runtime.state import StepState
+from lightning_entrain.workload.sizes import total_label_tokens
 
 
 class StageRunner:
@@ -96,7 +97,9 @@ class StageRunner:
     def loss(self, j: int, logits: Tensor, state: StepState) -> Tensor:
         """Add a microbatch to the step's sums; returns its share of the mean loss."""
         labels = state.batch.labels[state.replica, j]
-        loss = self._model.loss_sum(logits, labels)
+        row = state.batch.assignment.replicas[state.replica].llm[j]
+        num_labels = total_label_tokens([state.batch.sizes[i] for i in row])
+        loss = self._model.labelled_loss_sum(logits, labels, num_labels)
         with torch.no_grad():
             state.sums.loss += loss.detach().double()
             for name, value in self._model.scalar_sums(logits, labels).items():
