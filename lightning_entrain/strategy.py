@@ -31,7 +31,9 @@ from lightning_entrain.plan_file import read_plan
 from lightning_entrain.planning import Workload
 from lightning_entrain.runtime.batch_check import check_labels, check_tokens
 from lightning_entrain.runtime.engine import PipelineEngine
+from lightning_entrain.runtime.finite import FiniteCheck
 from lightning_entrain.runtime.gradients import (
+    clip_by_norm,
     copy_from_first_replica,
     global_norm,
     sum_over_replicas,
@@ -145,6 +147,7 @@ class EntrainStrategy(StoppingStrategy):
         self._accumulating = False
         self._one_stage = False
         self._tied: TiedCopies | None = None
+        self._finite = FiniteCheck()
 
     # --- who is where -----------------------------------------------------------------------
 
@@ -394,7 +397,7 @@ class EntrainStrategy(StoppingStrategy):
         twice = self._tied.seconds if self._tied is not None else set()
         gradients = [p.grad for p in parameters if p.grad is not None and p not in twice]
         norm = global_norm(gradients, self.root_device, self._groups.pipeline)
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, norm)
+        clip_by_norm([p.grad for p in parameters if p.grad is not None], clip_val, norm)
 
     def _clip_by_value(self, optimizer: Optimizer, clip_val: float) -> None:
         plugin = self.precision_plugin
@@ -423,6 +426,15 @@ class EntrainStrategy(StoppingStrategy):
         if batch_idx % module.trainer.accumulate_grad_batches == 0:
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's ``training_step``; a loss that is no number is told once."""
+        output = super().training_step(*args, **kwargs)
+        if self.is_global_zero and self._engine is not None and self._engine.last_loss is not None:
+            assert self.lightning_module is not None
+            step = self.lightning_module.trainer.global_step + 1
+            self._finite.note(step, self._engine.last_loss)
+        return output
 
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
+from lightning_entrain.runtime.gradients import LOW_PRECISION
 
 
 class GradientAccumulator:
@@ -26,7 +25,7 @@ class GradientAccumulator:
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._collecting = False
         self._parameters = [p for p in parameters if p.requires_grad]
-        self._low = {p for p in self._parameters if full_precision and p.dtype in _LOW_PRECISION}
+        self._low = {p for p in self._parameters if full_precision and p.dtype in LOW_PRECISION}
         self._hooks = [p.register_post_accumulate_grad_hook(self._absorb) for p in self._low]
 
     def remove(self) -> None:

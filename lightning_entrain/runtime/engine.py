@@ -18,7 +18,7 @@ from lightning_entrain.runtime.accumulate import GradientAccumulator
 from lightning_entrain.runtime.activity import Activity
 from lightning_entrain.runtime.compiled import CompiledLayers
 from lightning_entrain.runtime.executor import Executor
-from lightning_entrain.runtime.gradients import sum_over_replicas
+from lightning_entrain.runtime.gradients import scale_gradients, sum_over_replicas
 from lightning_entrain.runtime.groups import PipelineGroups
 from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.signals import StopRequest
@@ -57,6 +57,7 @@ class PipelineEngine:
         stop_agreed: What all ranks know of such wishes since the last step; 0 for none.
         last_plan: The plan of the last step.
         last_recorder: When its actions ran on this rank.
+        last_loss: Mean loss of the last step, on the device.
         last_sync_ms: How long this rank waited for the others before and after its actions.
     """
 
@@ -108,6 +109,7 @@ class PipelineEngine:
         self.stop_agreed = 0
         self.last_plan: StepPlan | None = None
         self.last_recorder: StepRecorder | None = None
+        self.last_loss: Tensor | None = None
         self.last_sync_ms = 0.0
 
     def __call__(self, batch: PlannedBatch) -> Tensor:
@@ -223,7 +225,8 @@ class PipelineEngine:
             self.last_sync_ms += (time.perf_counter() - begin) * 1e3
         values = packed.unbind()
         self._model.scalars_out = dict(zip(sums.scalars, values[1:], strict=True))
-        return (values[0] / max(batch.num_label_tokens, 1)).float()
+        self.last_loss = (values[0] / max(batch.num_label_tokens, 1)).float()
+        return self.last_loss
 
 
 def _require_equal(rank: int, reference: int, what: str, found: int, expected: int) -> None:
@@ -257,7 +260,8 @@ class _GradientStore:
         fresh, self._gradients = self._gradients, None
         earlier = [parameter.grad for parameter in self._parameters]
         for parameter, gradient in zip(self._parameters, fresh, strict=True):
-            parameter.grad = None if gradient is None else gradient.mul_(scale.to(gradient.dtype))
+            parameter.grad = gradient
+        scale_gradients([gradient for gradient in fresh if gradient is not None], scale)
         if self._sum_group is not None:
             sum_over_replicas(self._parameters, self._sum_group)
         for parameter, before in zip(self._parameters, earlier, strict=True):

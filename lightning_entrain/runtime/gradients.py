@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 BUCKET_BYTES = 25 * 2**20
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 _MAX_IN_FLIGHT = 4
 _Reduction = tuple[Any, Tensor, list[Tensor]]
 
@@ -83,11 +84,44 @@ def global_norm(
         group: The ranks of the replica; None in a job of one process.
     """
     square = torch.zeros((), dtype=torch.float64, device=device)
-    if gradients:
-        square += torch.nn.utils.get_total_norm(gradients).double() ** 2
+    low = [gradient for gradient in gradients if gradient.dtype in LOW_PRECISION]
+    rest = [gradient for gradient in gradients if gradient.dtype not in LOW_PRECISION]
+    if rest:
+        square += torch.nn.utils.get_total_norm(rest).double() ** 2
+    if low:  # torch would round each tensor's norm, and their sum, to the gradients' type
+        norms = torch._foreach_norm(low, 2.0, dtype=torch.float32)
+        square += torch.stack(list(norms)).double().square().sum()
     if group is not None:
         dist.all_reduce(square, group=group)
     return square.sqrt().float()
+
+
+def scale_gradients(gradients: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply gradients in place by a factor that is not rounded to their type.
+
+    Args:
+        gradients: Of any floating types.
+        factor: 0-dim, float32 or wider.
+    """
+    rest = []
+    for gradient in gradients:
+        if gradient.dtype in LOW_PRECISION:
+            gradient.copy_(gradient.float() * factor)
+        else:
+            rest.append(gradient)
+    if rest:
+        torch._foreach_mul_(rest, factor)
+
+
+def clip_by_norm(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale gradients down to a norm, as :func:`torch.nn.utils.clip_grads_with_norm_` does.
+
+    Args:
+        gradients: This rank's gradients.
+        max_norm: Largest norm.
+        norm: Over all ranks, float32.
+    """
+    scale_gradients(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def copy_from_first_replica(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:

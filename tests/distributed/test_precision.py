@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_entrain.runtime.accumulate import GradientAccumulator
+from lightning_entrain.runtime.gradients import clip_by_norm, global_norm, scale_gradients
 from tests.distributed.job import Job, fit_on_rank
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_equal_to_one_process import relative
@@ -62,3 +63,26 @@ def test_small_gradients_do_not_vanish_in_bf16() -> None:
         parameter.grad = None
         accumulator.remove()
     assert sums == {True: 356.0, False: 256.0}
+
+
+def test_norms_and_factors_of_bf16_gradients_are_not_rounded() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(300, generator=generator).bfloat16() for _ in range(7)]
+    gradients.append(torch.randn(50, generator=generator))
+    exact = torch.cat([gradient.double() for gradient in gradients]).norm()
+    norm = global_norm(gradients, torch.device("cpu"), None)
+    assert norm.dtype == torch.float32
+    assert float(norm) == pytest.approx(float(exact), rel=1e-6)
+
+    factor = torch.tensor(1.0 / 3.0)
+    scaled = [gradient.clone() for gradient in gradients]
+    scale_gradients(scaled, factor)
+    for gradient, found in zip(gradients, scaled, strict=True):
+        expected = (gradient.double() / 3.0).to(gradient.dtype)
+        torch.testing.assert_close(
+            found, expected, rtol=0 if found.dtype != torch.float32 else 1e-6, atol=0
+        )
+
+    clip_by_norm(gradients, 1.5, norm)
+    clipped = torch.cat([gradient.double() for gradient in gradients]).norm()
+    assert float(clipped) == pytest.approx(1.5, rel=2e-4)
