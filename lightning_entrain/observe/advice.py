@@ -96,7 +96,8 @@ def _slow_rank(facts: RunFacts) -> list[Entry]:
             f" By what was measured, {facts.better_plan} would save about "
             f"{facts.better_plan_gain:.0%} of a step."
         )
-    return [(gain, text.strip())] if text else []
+    text = text.strip()
+    return [(gain, text[0].upper() + text[1:])] if text else []
 
 
 def _policy(facts: RunFacts) -> list[Entry]:

@@ -224,6 +224,9 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
             f'height="{box:.1f}"><title>microbatch {index}: median {middle:.4g}, from {low:.4g} to '
             f"{high:.4g} {escape(unit)}</title></rect>"
         )
+        drawn.append(
+            f'<path class="median" d="M{x - thick / 2:.1f} {up(middle):.1f}h{thick:.1f}"/>'
+        )
     drawn.append(
         f'<text class="tick" x="{width - right}" y="{height - 3}" text-anchor="end">microbatch'
         "</text>"

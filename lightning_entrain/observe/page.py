@@ -50,6 +50,7 @@ svg .tick{fill:var(--soft);font-size:12px}
 .s3{stroke:var(--three);stroke-dasharray:2 3}
 .f1{fill:var(--one)}.f2{fill:var(--two)}.f3{fill:var(--three)}.f4{fill:var(--four)}
 .fw{fill:var(--wait)}
+.median{fill:none;stroke:var(--on);stroke-width:2}
 .key{display:inline-flex;flex-wrap:wrap;gap:.2rem 1rem;margin:.1rem 0 .4rem;padding:0;
 list-style:none;font-size:.9rem;color:var(--soft)}
 .key li{overflow-wrap:anywhere;min-width:0}
@@ -61,6 +62,7 @@ vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 summary{cursor:pointer;color:var(--soft);font-size:.92rem}
 code{font-family:ui-monospace,Consolas,monospace;font-size:.92em;overflow-wrap:anywhere}
+@media (max-width:40rem){svg text{font-size:16px}svg .tick{font-size:15px}}
 @media print{section{break-inside:avoid}details{display:none}}
 """
 

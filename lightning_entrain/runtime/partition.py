@@ -57,6 +57,7 @@ class ModelPartition:
         self._foreign: dict[str, nn.Module] = {}
         self._was_pruned = False
         self._trained: TrainedStages | None = None
+        self._parameter_counts = 0, 0
 
     @property
     def pruned(self) -> bool:
@@ -87,8 +88,18 @@ class ModelPartition:
         """Which stages go backward; fixed when the model is pruned."""
         return self._trained or TrainedStages.of(self.model, self.layout)
 
+    def parameter_counts(self) -> tuple[int, int]:
+        """All and trained parameters of the whole module, tied ones counted once."""
+        if not self._was_pruned:
+            whole = self.model if self.module is None else self.module
+            sizes = [(p.numel(), p.requires_grad) for p in whole.parameters()]
+            trained = sum(size for size, requires_grad in sizes if requires_grad)
+            self._parameter_counts = sum(size for size, _ in sizes), trained
+        return self._parameter_counts
+
     def prune(self, global_rank: int) -> None:
         """Keep this rank's stages; the rest is kept aside without memory."""
+        self.parameter_counts()
         self._was_pruned = True
         self._trained = TrainedStages.of(self.model, self.layout)
         before = dict(self.model.named_modules())

@@ -172,6 +172,12 @@ class RunPlan:
     def announce(self, loggers: Sequence[Any], global_batch_size: int | None) -> None:
         """Tell the user and the loggers; called on rank 0."""
         rank_zero_info(f"EntrainStrategy: {self.layout.describe()}; schedule {self.schedule}")
+        if self.partition is not None and self.layout.num_ranks > 1:
+            count, trained = self.partition.parameter_counts()
+            rank_zero_info(
+                f"EntrainStrategy: the whole model has {count:,} parameters, {trained:,} of them "
+                "trained; Lightning's model summary shows rank 0's stages alone"
+            )
         if self.plan is None:
             return
         if self.plan.limited_by:
