@@ -36,6 +36,7 @@ class PolicyConf:
     ramp: bool = False
     num_groups: int = 2
     num_steps: int = 1000
+    template_steps: int = 100_000
     stages: str | None = None
 
 

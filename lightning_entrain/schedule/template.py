@@ -57,6 +57,11 @@ class Template:
         """K."""
         return len(self.profile)
 
+    @property
+    def is_ramp(self) -> bool:
+        """Whether its microbatches differ."""
+        return len(set(self.profile)) > 1
+
     def fits(self, placement: Placement, rows: RowCounts) -> bool:
         """Whether a step has its layout and number of microbatches."""
         return placement == self.placement and rows.num_microbatches == len(self.profile)

@@ -31,7 +31,9 @@ class PolicyOptions:
         num_microbatches: K, several to choose from by simulation, or None for the plan's.
         ramp: Also simulate lighter first microbatches, and take what is faster (``joint``).
         num_groups: Sub-microbatches per microbatch (``dip``).
-        num_steps: Orders that the automatic choice tries.
+        num_steps: Orders that the automatic choice tries each step.
+        template_steps: Orders that are tried once per plan, for the order that every step starts
+            from; 0 for no such search, and then no ramp. 100,000 take 1 to 4 s.
         stages: ``"encoder:llm"`` stages instead of the plan's.
     """
 
@@ -42,6 +44,7 @@ class PolicyOptions:
     ramp: bool = False
     num_groups: int = 2
     num_steps: int = 1000
+    template_steps: int = 100_000
     stages: str | None = None
 
     def check(self, policy: str) -> None:
@@ -59,6 +62,11 @@ class PolicyOptions:
             )
         if self.ramp and policy != "joint":
             raise ConfigError(f"{name}.ramp is true", limit="only joint can aim at a ramp")
+        if self.template_steps < 0 or (self.ramp and not self.template_steps):
+            raise ConfigError(
+                f"{name}.template_steps is {self.template_steps}",
+                limit="at least 0, and above 0 for a ramp",
+            )
         counts = self.num_microbatches
         for count in counts if isinstance(counts, tuple) else (counts or 1,):
             if count < 1:

@@ -16,7 +16,7 @@ from lightning_entrain.simulation.policies import PolicyRunner
 from lightning_entrain.simulation.stage_plan import StagePlan, from_parallel_plan
 from lightning_entrain.workload.hardware import Cluster
 
-JOINT = PolicyOptions(schedule="auto", limit_by_heaviest=False, num_steps=300)
+JOINT = PolicyOptions(schedule="auto", limit_by_heaviest=False, num_steps=300, template_steps=0)
 
 
 def plan_evaluator(

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from lightning_entrain.assign.api import assign_samples
 from lightning_entrain.assign.types import Assignment
 from lightning_entrain.errors import ScheduleError
@@ -17,14 +15,12 @@ from lightning_entrain.schedule.choose import FAMILIES, choose_schedule
 from lightning_entrain.schedule.dip import build_dip, expand_groups
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.predict import replica_step
-from lightning_entrain.schedule.ramp import tune_ramp
 from lightning_entrain.schedule.simulate import Link, Simulation, StepCosts, simulate
+from lightning_entrain.schedule.template import Template
 from lightning_entrain.schedule.types import RowCounts, Schedule
-from lightning_entrain.schedule.zero_bubble import Knobs
 from lightning_entrain.simulation.inputs import GlobalBatch, Machine, PolicyOptions
 from lightning_entrain.simulation.stage_plan import StagePlan
-
-Ramp = tuple[tuple[float, ...], Knobs]
+from lightning_entrain.simulation.templates import plan_template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +82,7 @@ class PolicyRunner:
     options: PolicyOptions
     plan: StagePlan
     machine: Machine
-    _ramps: dict[int, Ramp] = field(default_factory=dict)
+    _templates: dict[tuple[int, bool], Template | None] = field(default_factory=dict)
 
     def run(self, batch: GlobalBatch) -> Step:
         """Assign, schedule and simulate one global batch; the fastest of the candidates.
@@ -97,9 +93,9 @@ class PolicyRunner:
         best: Step | None = None
         refused: ScheduleError | None = None
         spent = 0.0
-        for count, ramp in self._candidates():
+        for count, template in self._candidates(batch):
             try:
-                step = self._step(batch, count, ramp)
+                step = self._step(batch, count, template)
             except ScheduleError as error:
                 refused = error
                 continue
@@ -114,8 +110,8 @@ class PolicyRunner:
     def least_memory(self, batch: GlobalBatch) -> float:
         """Least of ``max_live`` or ``memory_gib``, whichever caps, that fits this batch."""
         found = []
-        for count, ramp in self._candidates():
-            assignment = self._assign(batch, count, ramp)
+        for count, template in self._candidates(batch):
+            assignment = self._assign(batch, count, template)
             needs = []
             for replica in range(len(assignment.replicas)):
                 rows, costs = self._costs(assignment, replica, batch)
@@ -135,60 +131,47 @@ class PolicyRunner:
             )
         )
 
-    def _candidates(self) -> Iterator[tuple[int, Ramp | None]]:
+    def _candidates(self, batch: GlobalBatch) -> Iterator[tuple[int, Template | None]]:
         for count in self.options.counts(self.machine.num_microbatches):
-            yield count, None
+            yield count, self._template(batch, count, ramp=False)
             if self.options.ramp:
-                if count not in self._ramps:
-                    self._ramps[count] = self._tune(count)
-                yield count, self._ramps[count]
+                template = self._template(batch, count, ramp=True)
+                if template is not None:
+                    yield count, template
+
+    def _template(self, batch: GlobalBatch, count: int, *, ramp: bool) -> Template | None:
+        """The order of the plan: found once, at the first batch."""
+        if self.options.schedule != "auto":
+            return None
+        if (count, ramp) not in self._templates:
+            try:
+                caps = self._caps(count)
+            except ScheduleError:  # which the step's own search says better
+                return None
+            self._templates[count, ramp] = plan_template(
+                self.plan,
+                self.machine,
+                batch,
+                num_microbatches=count,
+                caps=caps,
+                ramp=ramp,
+                num_steps=self.options.template_steps,
+            )
+        return self._templates[count, ramp]
 
     @property
     def _live(self) -> float:
         given = self.machine.max_live
         return self.plan.placement.num_ranks + 1.0 if given is None else given
 
-    def _tune(self, count: int) -> Ramp:
-        """The ramp of the plan: found once, before the first step, as if a rank were a stage."""
-        forward = [
-            sum(
-                self.plan.shares[s] * float(self.plan.phases[s, 0]) * self._module_ms(s)
-                for s in self.plan.placement.stages_of(rank)
-            )
-            for rank in range(self.plan.placement.num_ranks)
-        ]
-        scale = self.machine.num_microbatches / count
-        phases = np.array([self._phase_total(p) for p in range(3)])
-        return tune_ramp(
-            [ms * scale for ms in forward],
-            count,
-            max_live=max(self._live, 1.2),
-            overhead_ms=self.machine.overhead * sum(forward) / len(self.plan.shares) * scale,
-            input_factor=float(phases[1] / phases[0]),
-            weight_factor=float(phases[2] / phases[0]),
-            seed=self.machine.seed,
-        )
-
-    def _module_ms(self, stage: int) -> float:
-        """F, I and W of a mean microbatch in the stage's module."""
-        own = self.plan.placement.num_encoder_stages
-        of_module = self.plan.module_ms
-        return of_module[0] if stage < own else of_module[1]
-
-    def _phase_total(self, phase: int) -> float:
-        return math.fsum(
-            self.plan.shares[s] * float(self.plan.phases[s, phase]) * self._module_ms(s)
-            for s in range(len(self.plan.shares))
-        )
-
-    def _assign(self, batch: GlobalBatch, count: int, ramp: Ramp | None) -> Assignment:
+    def _assign(self, batch: GlobalBatch, count: int, template: Template | None) -> Assignment:
         extra: dict[str, Any] = {}
         if self.policy == "disttrain":
             extra["num_stages"] = self.plan.placement.num_ranks
         if self.policy == "dip":
             extra["num_groups"] = self.options.num_groups
-        if ramp is not None:
-            extra["ramp"] = ramp[0]
+        if template is not None and template.is_ramp:
+            extra["ramp"] = template.profile
         return assign_samples(
             batch.encoder_ms,
             batch.llm_ms,
@@ -202,15 +185,15 @@ class PolicyRunner:
             **extra,
         )
 
-    def _step(self, batch: GlobalBatch, count: int, ramp: Ramp | None) -> Step:
+    def _step(self, batch: GlobalBatch, count: int, template: Template | None) -> Step:
         begin = time.perf_counter()
-        assignment = self._assign(batch, count, ramp)
+        assignment = self._assign(batch, count, template)
         assign_ms = (time.perf_counter() - begin) * 1e3
         steps, longest = [], 0.0
         for replica in range(len(assignment.replicas)):
             begin = time.perf_counter()
             rows, costs = self._costs(assignment, replica, batch)
-            steps.append(self._schedule(rows, costs, ramp))
+            steps.append(self._schedule(rows, costs, template))
             longest = max(longest, (time.perf_counter() - begin) * 1e3)
         return Step(assignment=assignment, replicas=tuple(steps), planning_ms=assign_ms + longest)
 
@@ -240,13 +223,14 @@ class PolicyRunner:
             overhead_ms=self.machine.overhead * mean,
         )
 
-    def _schedule(self, rows: RowCounts, costs: StepCosts, ramp: Ramp | None) -> ReplicaStep:
+    def _schedule(
+        self, rows: RowCounts, costs: StepCosts, template: Template | None
+    ) -> ReplicaStep:
         placement, link = self.plan.placement, self.machine.link
         if self.options.schedule in ("1f1b", "dip"):
             build = build_1f1b if self.options.schedule == "1f1b" else build_dip
             return _replica_step(build(placement, rows), rows, costs, link)
-        profile, knobs = ramp or (None, None)
-        fits = profile is not None and len(profile) == rows.num_microbatches
+        fits = template is not None and template.fits(placement, rows)
         try:
             choice = choose_schedule(
                 placement,
@@ -255,8 +239,8 @@ class PolicyRunner:
                 max_bytes=self._caps(rows.num_microbatches),
                 link=link,
                 families=("1f1b",) if self.options.schedule == "eager" else FAMILIES,
-                knobs=knobs if fits else None,
-                profile=profile if fits else None,
+                profile=template.profile if template and template.is_ramp and fits else None,
+                template=template,
                 num_steps=self.options.num_steps,
                 seed=self.machine.seed,
             )
