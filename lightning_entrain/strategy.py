@@ -54,7 +54,7 @@ _WIRE_DTYPES = {
     "32-true": "float32",
     "64-true": "float64",
     "bf16-true": "bfloat16",
-    "bf16-mixed": "float32",
+    "bf16-mixed": "bfloat16",
 }
 
 

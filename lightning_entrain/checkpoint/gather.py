@@ -79,6 +79,38 @@ class _TensorSpec:
     dtype: torch.dtype
 
 
+def copy_to_host(value: Any, memo: dict[int, Any]) -> None:
+    """Copy all tensors to the host, for ``copy.deepcopy`` to find in its memo.
+
+    It would copy them on their device otherwise, where memory is short. From CUDA all copies run
+    together, into page-locked memory. Tensors that are the same memory stay so.
+
+    Args:
+        value: Nested dictionaries, lists and tuples.
+        memo: Receives the copies, by the id of the tensors.
+    """
+    known: dict[tuple[Any, ...], Tensor] = {}
+    _copy_each(value, memo, known)
+    if any(key[0] == "cuda" for key in known):
+        torch.cuda.synchronize()
+
+
+def _copy_each(value: Any, memo: dict[int, Any], known: dict[tuple[Any, ...], Tensor]) -> None:
+    if isinstance(value, Tensor):
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        key = (value.device.type, value.device.index, *place)
+        if value.numel() == 0 or key not in known:
+            copied = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+            known[key] = copied.copy_(value.detach(), non_blocking=True)
+        memo[id(value)] = known[key]
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            _copy_each(entry, memo, known)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            _copy_each(entry, memo, known)
+
+
 def _to_host(value: Any, *, copy: bool) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=copy)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from lightning_entrain.checkpoint import random_state
 from lightning_entrain.checkpoint.files import EntrainCheckpointIO, existing, local_path
-from lightning_entrain.checkpoint.gather import TensorGather
+from lightning_entrain.checkpoint.gather import TensorGather, copy_to_host
 from lightning_entrain.checkpoint.loops import mend_epoch_end
 from lightning_entrain.checkpoint.model_record import model_record
 from lightning_entrain.checkpoint.optimizer_state import (
@@ -144,7 +144,8 @@ class CheckpointingStrategy(RankStrategy):
     def _gather(self) -> TensorGather:
         group = None if self._sharded else self._groups.control
         sources = range(self._partition.layout.num_ranks)
-        return TensorGather(group, sources, copy=self._asynchronous)
+        keeps = self._sharded or self.is_global_zero  # the others send what they have
+        return TensorGather(group, sources, copy=self._asynchronous and keeps)
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -158,10 +159,13 @@ class CheckpointingStrategy(RankStrategy):
                 the background, could not be written on one of them.
         """
         self._finish_writing()
+        if self._sharded:  # names with the time in them differ between ranks
+            filepath = self.broadcast(filepath)
         if not self._one_stage:
             checkpoint[RECORD] = {**checkpoint.get(RECORD, {}), **self._record(checkpoint)}
         background = self._asynchronous and self._training()
-        if background:
+        takes_part = self._sharded or self.is_global_zero
+        if background and takes_part:
             checkpoint = self._snapshot(checkpoint)
         if self._sharded:
             content, extra = split(checkpoint)
@@ -177,7 +181,6 @@ class CheckpointingStrategy(RankStrategy):
                 filepath,
                 storage_options=storage_options,
             )
-        takes_part = self._sharded or self.is_global_zero
         if background:
             self._queued_path = filepath
             if takes_part:
@@ -229,6 +232,8 @@ class CheckpointingStrategy(RankStrategy):
                 *(state["state"] for state in checkpoint.get("optimizer_states", ())),
             ):
                 memo[id(tensors)] = tensors
+        else:
+            copy_to_host(checkpoint, memo)
         return copy.deepcopy(checkpoint, memo)
 
     def _training(self) -> bool:

@@ -27,6 +27,8 @@ class StageRunner:
         self._model = model
         self._layout = layout
         self._wire_dtype = wire_dtype
+        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        self._carried_dtype = dtypes.pop() if len(dtypes) == 1 else wire_dtype
 
     def encoder_inputs(
         self, stage: int, k: int, whole: Tensor | None, state: StepState
@@ -58,6 +60,8 @@ class StageRunner:
         """Forward of one segment: hidden ``[patches, columns]``, features ``[merged, columns]``."""
         start, stop = self._layout.encoder_ranges[stage]
         samples = self._samples(k, j, state)
+        if stage > 0:
+            rows = self._as_computed(rows)
         grids = tuple(grid for i in samples for grid in state.batch.sizes[i].grids)
         with self._model.encoder_rows(samples, state.batch.sizes):
             output = self._model.encoder_stage(
@@ -70,6 +74,8 @@ class StageRunner:
         first = self._layout.num_encoder_stages
         start, stop = self._layout.llm_ranges[stage - first]
         row = state.batch.assignment.replicas[state.replica].llm[j]
+        if inputs is not None:
+            inputs = self._as_computed(inputs)
         with self._model.llm_rows(row, state.batch.sizes):
             output = self._model.llm_stage(
                 inputs,
@@ -105,6 +111,14 @@ class StageRunner:
             for name, value in self._model.scalar_sums(logits, labels).items():
                 state.sums.scalars[name] += value
         return loss / max(state.batch.num_label_tokens, 1)
+
+    def _as_computed(self, rows: Tensor) -> Tensor:
+        """Boundary rows in the type that layers carry on in: the parameters'.
+
+        With bf16-mixed the sum of a layer and its input is kept in float32 on one process, and
+        would be in bfloat16 if the input were.
+        """
+        return rows.to(self._carried_dtype) if rows.is_floating_point() else rows
 
     def _samples(self, k: int, j: int, state: StepState) -> tuple[int, ...]:
         return state.segments[k, j]

@@ -12,9 +12,25 @@ from torch import nn
 
 from lightning_entrain.runtime.accumulate import GradientAccumulator
 from lightning_entrain.runtime.gradients import clip_by_norm, global_norm, scale_gradients
-from tests.distributed.job import Job, fit_on_rank
+from lightning_entrain.strategy import EntrainStrategy
+from tests.distributed.job import Job, Module, Outcome
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_equal_to_one_process import relative
+
+
+def _fit(job: Job, options: dict[str, Any], devices: int, root: Path) -> tuple[Outcome, str]:
+    """The outcome, and the type of what ranks send each other."""
+    strategy = EntrainStrategy(**options)
+    dtypes = []
+    make = job.module
+
+    def module() -> Module:
+        made = make()
+        made.on_train_end = lambda: dtypes.append(strategy.last_step_plan.program.dtype)  # type: ignore
+        return made
+
+    job.module = module  # type: ignore[method-assign]
+    return job.fit(strategy, devices, root).to_numpy(), dtypes[0]
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
@@ -35,7 +51,9 @@ def test_bf16(precision: str, devices: int, options: dict[str, Any], tmp_path: P
         trainer={"precision": precision},
     )
     one = job.fit(None, 1, tmp_path).to_numpy()
-    ranks = run_ranks(devices, fit_on_rank, job, options, devices, tmp_path)
+    found = run_ranks(devices, _fit, job, options, devices, tmp_path)
+    assert {dtype for _, dtype in found} == {"bfloat16"}
+    ranks = [outcome for outcome, _ in found]
     for rank in ranks:
         np.testing.assert_allclose(rank.losses, one.losses, rtol=5e-3)
         for name, gradient in rank.first_gradients.items():
