@@ -8,7 +8,8 @@ Every hook of every monitor is timed on rank 0, in two fits on synthetic samples
 at every step (log_every_n_steps=1), and with the trainer's default of 50, where ThroughputMonitor
 logs rarely. The others keep their own intervals; WorkloadVariabilityMonitor logs every step
 in both. The CSV logger is part of it. The first two steps are left out. Times after the last step
-(report, comparison of policies) are given apart: they are no part of a step.
+(report, comparison of policies) are given apart: they are no part of a step. Processor time leaves
+out what the process waited for, such as other ranks.
 """
 
 import argparse
@@ -46,6 +47,7 @@ class Clock:
 
     def __init__(self):
         self.in_steps, self.after = defaultdict(float), defaultdict(float)
+        self.busy = defaultdict(float)  # processor time inside steps
         self.steps = 0
         self.training_ms = 0.0
 
@@ -56,10 +58,13 @@ class Clock:
             plain = getattr(callback, hook)
 
             def timed(*args, plain=plain, totals=totals, **kwargs):
-                begin = time.perf_counter()
+                begin, busy = time.perf_counter(), time.thread_time()
                 plain(*args, **kwargs)
+                name = type(callback).__name__
                 if totals is self.after or self.steps >= SKIPPED:
-                    totals[type(callback).__name__] += (time.perf_counter() - begin) * 1e3
+                    totals[name] += (time.perf_counter() - begin) * 1e3
+                if totals is self.in_steps and self.steps >= SKIPPED:
+                    self.busy[name] += (time.thread_time() - busy) * 1e3
 
             setattr(callback, hook, timed)
         return callback
@@ -140,15 +145,15 @@ def measure(options, log_every_n_steps):
     count = clock.steps - SKIPPED
     print(f"log_every_n_steps={log_every_n_steps}, ", end="")
     print(f"{options.devices} process(es), {clock.training_ms / count:.1f} ms per step")
-    print("| monitor | ms per step | share of a step | ms after the last step |")
-    print("|---|---|---|---|")
+    print("| monitor | ms per step | processor ms | share of a step | ms after the last step |")
+    print("|---|---|---|---|---|")
     for name in [type(monitor).__name__ for monitor in monitors] + ["all"]:
-        spent, after = (
+        spent, busy, after = (
             sum(totals.values()) if name == "all" else totals[name]
-            for totals in (clock.in_steps, clock.after)
+            for totals in (clock.in_steps, clock.busy, clock.after)
         )
-        share = spent / clock.training_ms
-        print(f"| {name} | {spent / count:.3f} | {share:.2%} | {after:.0f} |")
+        share, each = spent / clock.training_ms, f"{spent / count:.3f} | {busy / count:.3f}"
+        print(f"| {name} | {each} | {share:.2%} | {after:.0f} |")
 
 
 if __name__ == "__main__":

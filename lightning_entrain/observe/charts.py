@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from lightning_entrain.observe.page import scroll, table
+from lightning_entrain.observe.svg import covering_ticks, labelled, text
 from lightning_entrain.schedule.timeline import Timeline
 
 Points = Sequence[tuple[float, float]]
@@ -41,19 +42,6 @@ def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
     return kept
 
 
-def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers from at most ``low`` to at least ``high``."""
-    span = high - low
-    if span <= 0:
-        span, high = 1.0, low + 1.0
-    raw = span / count
-    magnitude = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw * (1 - 1e-9))
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
-
-
 def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = False) -> str:
     """Values over steps, with the numbers as a folded table below.
 
@@ -70,7 +58,7 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
     width, height, left, right, top, bottom = 460, 210, 50, 12, 12, 36
     xs = [x for line in lines for x, _ in line.points]
     ys = [y * factor for line in lines for _, y in line.points if math.isfinite(y)]
-    ticks = nice_ticks(min(0.0, min(ys, default=0.0)), max(ys, default=1.0))
+    ticks = covering_ticks(min(0.0, min(ys, default=0.0)), max(ys, default=1.0))
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -84,19 +72,12 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
     for tick in ticks:
         y = place(x_low, tick / factor)[1]
         parts.append(f'<path class="grid" d="M{left} {y:.1f}H{width - right}"/>')
-        parts.append(
-            f'<text class="tick" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}'
-            f"{'%' if percent else ''}</text>"
-        )
-    for tick in nice_ticks(x_low, x_high, 5):
+        parts.append(_tick(left - 8, y + 4, f"{tick:g}{'%' if percent else ''}", anchor="end"))
+    for tick in covering_ticks(x_low, x_high, 5):
         if x_low <= tick <= x_high and tick == int(tick):
             x = place(tick, 0)[0]
-            parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{height - 19}" text-anchor="middle">'
-                f"{int(tick)}</text>"
-            )
-    parts.append(f'<text class="tick" x="{width - right}" y="{height - 3}" text-anchor="end">step')
-    parts.append("</text>")
+            parts.append(_tick(x, height - 19, str(int(tick))))
+    parts.append(_tick(width - right, height - 3, "step", anchor="end"))
     for number, line in enumerate(lines, start=1):
         placed = [place(x, y) for x, y in line.points if math.isfinite(y)]
         if len(placed) == 1:
@@ -106,7 +87,7 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
         parts.append(f'<path class="line s{number}" d="M{path}"/>')
     last = ", ".join(f"{line.name} last {line.points[-1][1] * factor:.4g}" for line in lines)
-    svg = _svg(f"{title}: {last}", width, height, "".join(parts))
+    svg = labelled(f"{title}: {last}", width, height, *parts)
     rows = [
         (int(x), *(_at(line.points, x, factor) for line in lines))
         for x, _ in thin(lines[0].points, _MAX_TABLE_ROWS)
@@ -160,9 +141,9 @@ def bar_chart(
                 f"{escape(unit)}</title></rect>"
             )
             x += length
-        drawn.append(f'<text class="tick" x="{x + 6:.1f}" y="{y + 19}">{sum(values):.4g}</text>')
+        drawn.append(_tick(x + 6, y + 19, f"{sum(values):.4g}", anchor="start"))
     summary = "; ".join(f"{name} {sum(values):.4g}" for name, values in bars)
-    svg = _svg(f"{title}, {unit}: {summary}", width, height, "".join(drawn))
+    svg = labelled(f"{title}, {unit}: {summary}", width, height, *drawn)
     rows = [(name, *values) for name, values in bars]
     numbers = table(["name", *parts], rows, label=f"Numbers: {title}", folded=True)
     key = box_key(list(parts)) if len(parts) > 1 else ""
@@ -188,7 +169,7 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
         return ""
     width, height, left, right, top, bottom = 460, 200, 50, 12, 12, 36
     most = max((group[-1] for group in groups if group), default=1.0)
-    ticks = nice_ticks(0.0, most)
+    ticks = covering_ticks(0.0, most)
     drawn = []
 
     def up(value: float) -> float:
@@ -196,10 +177,7 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
 
     for tick in ticks:
         drawn.append(f'<path class="grid" d="M{left} {up(tick):.1f}H{width - right}"/>')
-        drawn.append(
-            f'<text class="tick" x="{left - 8}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g}'
-            "</text>"
-        )
+        drawn.append(_tick(left - 8, up(tick) + 4, f"{tick:g}", anchor="end"))
     slot = (width - left - right) / len(groups)
     thick = min(slot * 0.6, 26)
     every = max(1, math.ceil(len(groups) / 16))
@@ -207,10 +185,7 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
     for index, group in enumerate(groups):
         x = left + slot * (index + 0.5)
         if index % every == 0:
-            drawn.append(
-                f'<text class="tick" x="{x:.1f}" y="{height - 19}" text-anchor="middle">{index}'
-                "</text>"
-            )
+            drawn.append(_tick(x, height - 19, str(index)))
         if not group:
             continue
         low, quarter, middle, three, high = (
@@ -227,12 +202,9 @@ def range_chart(title: str, groups: Sequence[Sequence[float]], *, unit: str) -> 
         drawn.append(
             f'<path class="median" d="M{x - thick / 2:.1f} {up(middle):.1f}h{thick:.1f}"/>'
         )
-    drawn.append(
-        f'<text class="tick" x="{width - right}" y="{height - 3}" text-anchor="end">microbatch'
-        "</text>"
-    )
+    drawn.append(_tick(width - right, height - 3, "microbatch", anchor="end"))
     label = f"{title}, {unit}: medians from {min(r[3] for r in rows):.4g} to "
-    svg = _svg(label + f"{max(r[3] for r in rows):.4g}", width, height, "".join(drawn))
+    svg = labelled(label + f"{max(r[3] for r in rows):.4g}", width, height, *drawn)
     numbers = table(
         ["microbatch", "least", "quarter", "median", "three quarters", "most"],
         rows,
@@ -268,14 +240,11 @@ def gantt(
     height = row_height * ranks + 30
     scale = (width - left - right) / max(end_ms, 1e-9)
     drawn = []
-    for tick in nice_ticks(0.0, end_ms, 6):
+    for tick in covering_ticks(0.0, end_ms, 6):
         if tick <= end_ms * (1 + 1e-9):
             x = left + tick * scale
             drawn.append(f'<path class="grid" d="M{x:.1f} 0V{height - 26}"/>')
-            drawn.append(
-                f'<text class="tick" x="{x:.1f}" y="{height - 9}" text-anchor="middle">{tick:g}'
-                "</text>"
-            )
+            drawn.append(_tick(x, height - 9, f"{tick:g}"))
     for rank in range(ranks):
         name = rank_names[rank] if rank < len(rank_names) else f"rank {rank}"
         drawn.append(f'<text x="0" y="{rank * row_height + 17}">{escape(name)}</text>')
@@ -288,7 +257,7 @@ def gantt(
             f"<title>{row.action} {row.duration_ms:.3g} {escape(unit)}</title></rect>"
         )
     busy = ", ".join(f"rank {r} busy {ms:.4g}" for r, ms in enumerate(timeline.busy_ms()))
-    svg = _svg(f"{title}: {busy} of {end_ms:.4g} {unit}", width, height, "".join(drawn), wide=True)
+    svg = labelled(f"{title}: {busy} of {end_ms:.4g} {unit}", width, height, *drawn, class_="wide")
     return (
         f"<figure><figcaption>{escape(title)}, {escape(unit)}</figcaption>"
         f"{scroll(svg, label=title)}</figure>"
@@ -302,12 +271,8 @@ def kind_key(timeline: Timeline) -> str:
     return box_key([KIND_NAMES[kind] for kind in kinds], [_KIND_CLASS[kind] for kind in kinds])
 
 
-def _svg(label: str, width: int, height: int, content: str, *, wide: bool = False) -> str:
-    css = ' class="wide"' if wide else ""
-    return (
-        f'<svg{css} viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-        f"{content}</svg>"
-    )
+def _tick(x: float, y: float, content: str, *, anchor: str = "middle") -> str:
+    return text(float(x), float(y), content, anchor=anchor, class_="tick")
 
 
 def _at(points: Points, x: float, factor: float) -> object:

@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from lightning_entrain.observe.report_style import STYLE
+from lightning_entrain.observe.page import document, scroll
+from lightning_entrain.observe.style import SIMULATION_STYLE
 from lightning_entrain.observe.svg_figures import (
     IterationBar,
     iteration_figure,
@@ -80,14 +81,7 @@ def report_page(found: Comparison) -> str:
         _notes(),
         "</main>",
     ]
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<meta name='color-scheme' content='light dark'>"
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>"
-        + "\n".join(body)
-        + "</body></html>\n"
-    )
+    return document(title, SIMULATION_STYLE, "\n".join(body))
 
 
 def _batches(found: Comparison) -> str:
@@ -141,10 +135,10 @@ def _table(
         mark = " class='best'" if result.iteration_ms == fastest else ""
         rows.append(f"<tr{mark}><th scope='row'>{html.escape(name)}</th>{data}</tr>")
     head = _join(f"<th scope='col'>{html.escape(column)}</th>" for column in columns)
-    return (
-        f"<div class='scroll' tabindex='0' role='region' aria-label='{caption}'>"
+    return scroll(
         f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{_join(rows)}</tbody></table></div>"
+        f"<tbody>{_join(rows)}</tbody></table>",
+        label=caption,
     )
 
 
@@ -199,8 +193,7 @@ def _section(found: Comparison, index: int) -> str:
     return (
         f"<article aria-labelledby='policy-{index}'><h3 id='policy-{index}'>{safe}</h3>"
         f"<p>{html.escape(_sentence(found, index))}</p>"
-        f"<figure><div class='scroll wide' tabindex='0' role='region' aria-label='Timeline of "
-        f"{safe}'>{picture}</div></figure>"
+        f"<figure class='wide'>{scroll(picture, label=f'Timeline of {name}')}</figure>"
         f"<div class='pair'>{_spread(found, index, 'encoder')}{_spread(found, index, 'llm')}</div>"
         f"{_times_table(name, result)}</article>"
     )
@@ -244,12 +237,11 @@ def _times_table(name: str, result: PolicyResult) -> str:
     for label, module in (("Encoder", "encoder"), ("LLM", "llm")):
         cells = _join(f"<td>{value:.2f}</td>" for value in _times(result, module))
         parts.append(f"<tr><th scope='row'>{label}</th>{cells}</tr>")
-    return (
-        "<details><summary>Forward ms per microbatch as a table</summary><div class='scroll' "
-        f"tabindex='0' role='region' aria-label='Forward times of {html.escape(name)}'>"
-        "<table class='times'><tbody>"
-        f"{''.join(parts)}</tbody></table></div></details>"
+    rows = scroll(
+        f"<table class='times'><tbody>{_join(parts)}</tbody></table>",
+        label=f"Forward times of {name}",
     )
+    return f"<details><summary>Forward ms per microbatch as a table</summary>{rows}</details>"
 
 
 def _join(parts: Iterable[str]) -> str:

@@ -67,14 +67,42 @@ def drawing(
     )
 
 
+def labelled(
+    label: str, width: float, height: float, *parts: str, class_: str | None = None
+) -> str:
+    """A whole picture that is read out by one line; for charts whose numbers stand in a table."""
+    return tag(
+        "svg",
+        *parts,
+        class_=class_,
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        role="img",
+        aria_label=label,
+    )
+
+
 def ticks(largest: float, num: int = 5) -> list[float]:
     """Round numbers from 0 to at most ``largest``, about ``num`` steps."""
     if not largest > 0:
         return [0.0]
-    rough = largest / num
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= rough * (1 - 1e-9))
+    step = _round_step(largest / num)
     return [step * i for i in range(int(largest / step * (1 + 1e-9)) + 1)]
+
+
+def covering_ticks(low: float, high: float, num: int = 4) -> list[float]:
+    """Round numbers from at most ``low`` to at least ``high``, about ``num`` steps."""
+    if high <= low:
+        high = low + 1.0
+    step = _round_step((high - low) / num)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def _round_step(least: float) -> float:
+    """The next of 1, 2, 2.5, 5 and 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= least * (1 - 1e-9))
 
 
 def tick_label(value: float, largest: float) -> str:

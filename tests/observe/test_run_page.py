@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lightning_entrain.observe.page import STYLE
 from lightning_entrain.observe.run_page import compare_page, run_page
 from lightning_entrain.observe.run_record import RunRecord
+from lightning_entrain.observe.style import RUN_STYLE as STYLE
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Placement, RowCounts

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_entrain.observe.svg import drawing, number, tag, text, ticks
+from lightning_entrain.observe.svg import covering_ticks, drawing, number, tag, text, ticks
 from lightning_entrain.observe.svg_figures import spread_figure, timeline_figure
 from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Action
@@ -68,3 +68,9 @@ def test_bars_have_the_heights_of_their_times():
     assert "mean 2.33 ms" in svg
     empty = spread_figure([], module="llm", scale_ms=0, title="t", key="k")
     assert not list(ET.fromstring(empty).iter(f"{NS}rect"))
+
+
+def test_covering_ticks_hold_all_values_between_them():
+    assert covering_ticks(0.0, 59.0) == [0.0, 20.0, 40.0, 60.0]
+    assert covering_ticks(-0.3, 0.9) == [-0.5, 0.0, 0.5, 1.0]
+    assert covering_ticks(3.0, 3.0) == [3.0, 3.25, 3.5, 3.75, 4.0]
