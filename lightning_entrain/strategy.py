@@ -270,6 +270,7 @@ class EntrainStrategy(StoppingStrategy):
             return
         self.accelerator.setup(trainer)
         fitting = trainer.state.fn == TrainerFn.FITTING
+        self._adopt_again()
         self._fix_layout(trainer, announce=fitting)
         partition = self._partition
         partition.restore_foreign_as_meta()
@@ -302,6 +303,16 @@ class EntrainStrategy(StoppingStrategy):
     def _partition(self) -> ModelPartition:
         assert self._run_plan.partition is not None
         return self._run_plan.partition
+
+    def _adopt_again(self) -> None:
+        """Agree on what is trained now, if the model ran before: ranks know of their parts only."""
+        partition = self._run_plan.partition
+        if partition is None or not partition.pruned:
+            return
+        partition.restore_foreign_as_meta()
+        flags = self.broadcast(self.gather_on_rank_zero(partition.own_flags(self.global_rank)))
+        assert flags is not None
+        self._run_plan.adopt_again(flags, self.root_device, str(self.precision_plugin.precision))
 
     def _fix_layout(self, trainer: pl.Trainer, *, announce: bool) -> None:
         assert self.lightning_module is not None

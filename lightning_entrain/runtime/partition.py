@@ -91,11 +91,14 @@ class ModelPartition:
     def parameter_counts(self) -> tuple[int, int]:
         """All and trained parameters of the whole module, tied ones counted once."""
         if not self._was_pruned:
-            whole = self.model if self.module is None else self.module
-            sizes = [(p.numel(), p.requires_grad) for p in whole.parameters()]
-            trained = sum(size for size, requires_grad in sizes if requires_grad)
-            self._parameter_counts = sum(size for size, _ in sizes), trained
+            self._count_parameters()
         return self._parameter_counts
+
+    def _count_parameters(self) -> None:
+        whole = self.model if self.module is None else self.module
+        sizes = [(p.numel(), p.requires_grad) for p in whole.parameters()]
+        trained = sum(size for size, requires_grad in sizes if requires_grad)
+        self._parameter_counts = sum(size for size, _ in sizes), trained
 
     def prune(self, global_rank: int) -> None:
         """Keep this rank's stages; the rest is kept aside without memory."""
@@ -122,6 +125,21 @@ class ModelPartition:
         self._foreign.clear()
         if self.module is not None:
             self.full_names = tuple(self.module.state_dict())
+
+    def own_flags(self, global_rank: int) -> dict[str, bool]:
+        """Which parameters of a rank's stages are trained, by name."""
+        _, rank = self.layout.split(global_rank)
+        return {
+            name: parameter.requires_grad
+            for name, parameter in self.model.named_parameters()
+            if name in self._owned[rank]
+        }
+
+    def set_flags(self, flags: Mapping[str, bool]) -> None:
+        """Train what others train, too; to be called while foreign modules are back."""
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(flags.get(name, parameter.requires_grad))
+        self._count_parameters()
 
     def own_state(
         self, state: Mapping[str, Tensor], global_rank: int, *, second_copies: bool = True

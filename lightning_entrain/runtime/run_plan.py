@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,8 +98,12 @@ class RunPlan:
         self.workload = None
 
     def adopt(self, module: pl.LightningModule, device: torch.device, precision: str) -> None:
-        """Take a module's model; the layout is provisional until the data is known."""
-        if self.partition is not None and self.partition.module is module:
+        """Take a module's model; the layout is provisional until the data is known.
+
+        A model that ran before keeps its layout; see :meth:`adopt_again`.
+        """
+        known = self.partition is not None and self.partition.module is module
+        if known and self.partition is not None and self.partition.pruned:
             return
         self.partition = None
         self.plan = self.given
@@ -108,6 +112,34 @@ class RunPlan:
             return
         self.partition = self._partition_of(module, model)
         self.workload = workload_of(model, device, precision=precision)
+
+    def adopt_again(
+        self, flags: Sequence[Mapping[str, bool]], device: torch.device, precision: str
+    ) -> None:
+        """Take the model for a further run: other parts may be trained now than before.
+
+        Stages stay where they are. What they cost, and so assignments and schedules, is new.
+
+        Args:
+            flags: From every rank, which parameters of its stages are trained.
+            device: Where the model runs.
+            precision: Lightning's name.
+
+        Raises:
+            ConfigError: If ranks that hold the same parameter disagree on it.
+        """
+        assert self.partition is not None
+        merged: dict[str, bool] = {}
+        for rank, own in enumerate(flags):
+            for name, trained in own.items():
+                if merged.setdefault(name, trained) is not trained:
+                    raise ConfigError(
+                        f"{name} is {'trained' if trained else 'frozen'} on rank {rank} alone",
+                        limit="all ranks train the same parameters",
+                        remedy="freeze or thaw it on every rank",
+                    )
+        self.partition.set_flags(merged)
+        self.workload = workload_of(self.partition.model, device, precision=precision)
 
     def refine(
         self,

@@ -136,3 +136,62 @@ def test_thawing_during_a_fit_is_refused(tmp_path: Path) -> None:
     trainer = frozen.make_trainer(EntrainStrategy(), 1, tmp_path)
     with pytest.raises(ConfigError, match=r"thawed during the run.*start another"):
         trainer.fit(module, frozen.loader(trainer, module))
+
+
+def fit_twice(options: dict[str, Any] | None, devices: int, root: Path) -> dict[str, Any]:
+    """All is trained at first, then the encoder is frozen: each rank freezes what it holds."""
+    plain = job()
+    strategy = None if options is None else EntrainStrategy(**options)
+    module = plain.module()
+    trainer = plain.make_trainer(strategy, devices, root)
+    loader = plain.loader(trainer, module)
+    trainer.fit(module, loader)
+    modes, kinds = [], set()
+    for parts in (["encoder"], ["encoder", "projector"]):
+        freeze(module.model, parts)
+        trainer.fit_loop.max_epochs += 1
+        trainer.fit(module, loader)
+        if strategy is not None:
+            assert strategy.workload is not None
+            training = strategy.workload.training
+            modes.append((training.encoder, training.projector, training.llm))
+            assert strategy._run_plan.partition is not None
+            count, trained = strategy._run_plan.partition.parameter_counts()
+            modes.append(0 < trained < count)
+    if strategy is not None:
+        assert strategy.last_step_plan is None
+        planner = strategy.step_planner
+        batch = loader.dataset[0]
+        plan = planner(batch.assignment, batch.sizes, train=True)
+        kinds = {(a.stage, a.kind) for own in plan.program.schedule.ranks for a in own}
+    return {"losses": module.losses, "modes": modes, "kinds": kinds}
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"), [(3, {"llm_stages": 2}), (4, {"replicas": 2}), (1, {})]
+)
+def test_freezing_between_fits(devices: int, options: dict[str, Any], tmp_path: Path) -> None:
+    one = fit_twice(None, 1, tmp_path)
+    assert len(one["losses"]) == 9
+    for found in run_ranks(devices, fit_twice, options, devices, tmp_path):
+        assert found["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert found["modes"] == [
+            ("frozen", "full", "full"),
+            True,
+            ("frozen", "frozen", "full"),
+            True,
+        ]
+        assert (0, ActionKind.F) in found["kinds"]
+        backward = {kind for stage, kind in found["kinds"] if stage == 0} - {ActionKind.F}
+        assert not backward & {ActionKind.B, ActionKind.I, ActionKind.W}
+
+
+def test_ranks_that_disagree_on_what_is_trained(tmp_path: Path) -> None:
+    plain = job()
+    strategy = EntrainStrategy()
+    module = plain.module()
+    trainer = plain.make_trainer(strategy, 1, tmp_path)
+    trainer.fit(module, plain.loader(trainer, module))
+    flags = [{"llm.lm_head.weight": True}, {"llm.lm_head.weight": False}]
+    with pytest.raises(ConfigError, match=r"lm_head\.weight is frozen on rank 1 alone"):
+        strategy._run_plan.adopt_again(flags, strategy.root_device, "32-true")
