@@ -29,8 +29,8 @@ from lightning_entrain.schedule.choose import choose_schedule
 from lightning_entrain.schedule.lower import lower
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.predict import replica_step
-from lightning_entrain.schedule.ramp import tune_ramp
 from lightning_entrain.schedule.simulate import StepCosts, simulate
+from lightning_entrain.schedule.template import find_template
 from lightning_entrain.schedule.types import Placement, RowCounts
 from lightning_entrain.schedule.verify import verify
 from lightning_entrain.schedule.zero_bubble import Knobs, Tuned, build_zero_bubble, tune_zero_bubble
@@ -49,12 +49,12 @@ def even_rows(num):
 
 
 def timed(function, repeats=5):
-    """Least time in ms, and the result."""
+    """Least processor time in ms, and the result."""
     best = float("inf")
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         result = function()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     return 1e3 * best, result
 
 
@@ -90,6 +90,33 @@ def speed():
             lambda s=zero, c=costs, r=rows, n=num_replicas: [simulate(s, c, r) for _ in range(n)], 2
         )
         print(f"  simulate {num_replicas:3d} replicas   {ms:9.2f}")
+    planning()
+
+
+def planning():
+    """A step of `joint` on one plan: assignment of all replicas, schedule of one."""
+    pair = Pair("synthchartnet", "qwen2_5vision_llama3_1b", 1)
+    for name in ("groups", "shared_boundary", "v_shaped"):
+        plan = getattr(pair, name)()
+        start = time.process_time()
+        template = template_of(pair, plan)
+        seconds = time.process_time() - start
+        options = {**JOINT, "ramp": template.profile, "num_microbatches": 32}
+        ms, assignment = timed(
+            lambda o=options: assign_samples(
+                pair.encoder, pair.llm, **{"num_replicas": NUM_REPLICAS} | o
+            )
+        )
+        print(f"planning a step, {name}: template once {seconds:.1f} s, assignment {ms:.1f} ms")
+        rows, costs = replica_step(assignment, 0, *plan[:2])
+        for steps in (100, 300, 1000):
+            ms, found = timed(
+                lambda p=plan, r=rows, c=costs, t=template, n=steps: choose_schedule(
+                    p[0], r, c, max_bytes=CAP, template=t, profile=t.profile, num_steps=n
+                )
+            )
+            ratio = found.simulation.iteration_ms / found.simulation.bottleneck_ms
+            print(f"  schedule, {steps:4d} orders {ms:9.2f} ms, iteration / bottleneck {ratio:.4f}")
 
 
 def block_flops(module, table):
@@ -266,10 +293,27 @@ def one_f_one_b(placement, rows, costs):
 JOINT = {"policy": "joint", "max_lag": 0, "limit_by_heaviest": False}
 
 
-def ramped(plan, num=32, steps=40_000, max_live=CAP, **options):
-    """Make and assignment options for the ramp of a plan."""
-    profile, knobs = tune_ramp(plan[2], num, max_live=max_live, num_steps=steps, **options)
-    return choice(knobs=knobs, profile=profile), {**JOINT, "ramp": profile, "num_microbatches": num}
+def template_of(pair, plan, num=32, *, ramp=True, steps=200_000, **options):
+    """The order that suits a plan, and its ramp."""
+    placement, shares, _ = plan
+    modules = [sum(own) / pair.whole for own in pair.blocks]
+    forward = [
+        share * modules[s >= placement.num_encoder_stages] * 32 / num
+        for s, share in enumerate(shares)
+    ]
+    return find_template(
+        placement, [forward] * 3, num, max_live=CAP, ramp=ramp, num_steps=steps, **options
+    )
+
+
+def of_template(pair, plan, num=32, **options):
+    """Make and assignment options for that order."""
+    template = template_of(pair, plan, num, **options)
+    assign = {**JOINT, "num_microbatches": num}
+    if not template.is_ramp:
+        return choice(template=template), assign
+    make = choice(template=template, profile=template.profile)
+    return make, {**assign, "ramp": template.profile}
 
 
 def pairs(num_batches):
@@ -293,12 +337,13 @@ def table(num_batches, columns):
 
 def gaps(pair):
     plan = pair.groups()
-    make, options = ramped(plan)
+    flat, even = of_template(pair, plan, ramp=False)
+    make, options = of_template(pair, plan)
     return {
         "bottl./ideal": max(plan[2]) * NUM_RANKS,
         "fixed 1F1B": pair.ratio(plan, one_f_one_b, policy="fixed"),
         "entrain 1F1B": pair.ratio(plan, one_f_one_b, policy="entrain"),
-        "joint best": pair.ratio(plan, choice(), **JOINT),
+        "joint best": pair.ratio(plan, flat, **even),
         "with ramp": pair.ratio(plan, make, **options),
     }
 
@@ -308,10 +353,10 @@ def variants(pair):
     overhead = 0.02 / NUM_RANKS
     by_k = []
     for num in (24, 32, 40):
-        make, options = ramped(plan, num, steps=20_000, overhead_ms=overhead * num / 32)
+        make, options = of_template(pair, plan, num, overhead_ms=overhead)
         by_k.append(pair.ratio(plan, make, overhead=overhead, **options))
     caps = tuple(float(NUM_RANKS - r + 1) for r in range(NUM_RANKS))
-    make, options = ramped(plan, steps=20_000)
+    make, options = of_template(pair, plan)
     uneven = {"factors": (1.15, 0.85)}
     return {
         "2% overhead": min(by_k),
@@ -330,10 +375,8 @@ def placements(pair):
     for name in ("groups", "shared_boundary", "v_shaped"):
         plan = getattr(pair, name)()
         row[f"{name[:6]} b/ideal"] = max(plan[2]) * NUM_RANKS
-        if name == "v_shaped":
-            row["V flat"] = pair.ratio(plan, choice(num_steps=1000), over="ideal", **JOINT)
-            continue
-        make, options = ramped(plan)
+        steps = 400_000 if name == "v_shaped" else 200_000
+        make, options = of_template(pair, plan, steps=steps)
         row[f"{name[:6]} ramp"] = pair.ratio(plan, make, over="ideal", **options)
     return row
 

@@ -188,6 +188,17 @@ def test_k_is_chosen_by_simulation():
     assert best.iteration_ms == min(found.results[0].iteration_ms for found in some)
 
 
+def test_steps_start_from_an_order_found_once_for_the_plan():
+    own = ["strategy.placement=v_shaped", "max_live=9"]
+    steps = "policy_options.joint_ramp.template_steps"
+    found = compare("policies=[joint_ramp]", f"{steps}=9000", *own)
+    plain = compare("policies=[joint]", "policy_options.joint.template_steps=0", *own)
+    assert found.results[0].iteration_ms < 0.99 * plain.results[0].iteration_ms
+    assert found.results[0].peak_mean <= 9 * (1 + 1e-6)
+    again = compare("policies=[joint_ramp]", f"{steps}=9000", *own)
+    assert again.results[0].iteration_ms == found.results[0].iteration_ms
+
+
 def test_the_least_memory_in_the_message_does(tmp_path):
     for option in ("max_live", "memory_gib"):
         with pytest.raises(EntrainError, match="too little for any schedule") as info:
@@ -227,6 +238,10 @@ BAD = [
     (["policy_options.joint.max_lag=2"], "max_lag is 2"),
     (["data.sizes=missing.csv"], "missing.csv"),
     (["strategy.plan=missing.json"], "strategy.plan=missing.json cannot be read"),
+    (
+        ["policies=[joint_ramp]", "policy_options.joint_ramp.template_steps=0"],
+        "template_steps is 0",
+    ),
     (["strategy.placement=v_shaped", "llm_tp=1", "encoder_tp=2"], "equal tensor parallelism"),
 ]
 

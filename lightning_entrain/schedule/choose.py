@@ -147,7 +147,8 @@ def _candidates(
     ascending = tuple(sorted(placement.stage_to_rank)) == placement.stage_to_rank
     if "zero_bubble" in families and ascending:
         tune = partial(tune_zero_bubble, placement, rows, costs, **options)
-        yield "zero_bubble_static", partial(tune, num_steps=0)
+        if template is None:  # which leaves little to find
+            yield "zero_bubble_static", partial(tune, num_steps=0)
         yield "zero_bubble_tuned", partial(tune, num_steps=num_steps)
         if knobs is not None:
             yield "zero_bubble_hinted", partial(tune, num_steps=num_steps, knobs=knobs)

@@ -21,7 +21,7 @@ PLACEMENTS = ("one_per_rank", "shared_boundary", "v_shaped")
 the encoder's last and the LLM's first. ``v_shaped``: two chunks per rank, down and back up."""
 
 Pair = tuple[Blocks, Blocks]
-_NUM_MOVES = 6000
+_NUM_MOVES = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
