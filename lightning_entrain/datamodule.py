@@ -228,6 +228,14 @@ class EntrainDataModule(pl.LightningDataModule):
             )
         )
 
+    def is_prepared(self) -> bool:
+        """Whether what :meth:`prepare_data` writes is there for :meth:`setup` to read."""
+        try:
+            name = index_path(Path(), self.source, self.tokenizer, self.image_rule).name
+        except DataError:
+            return False
+        return self._find(name).exists()
+
     def setup(self, stage: str | None = None) -> None:
         """Read the size index and split the samples: on every process.
 

@@ -109,6 +109,7 @@ def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult
     from lightning.fabric.utilities.rank_zero import _get_rank
 
     from lightning_entrain.callbacks.summary import RunSummary
+    from lightning_entrain.data.waiting import wait_until_prepared
     from lightning_entrain.runtime.multirun import end_job, in_sweep
 
     _quieten()
@@ -120,6 +121,8 @@ def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult
     if launching:
         datamodule.prepare_data()
         datamodule.setup("fit")
+    elif hasattr(datamodule, "is_prepared"):
+        wait_until_prepared(datamodule.is_prepared, rank=_get_rank() or 0)
     module = build_module(config, datamodule)
     summary = RunSummary()
     trainer = build_trainer(config, devices, extra_callbacks=[summary])
