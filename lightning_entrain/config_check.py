@@ -82,6 +82,10 @@ def _check_fit(config: DictConfig) -> None:
         llm_stages=strategy.llm_stages,
     ).check_depth(**layers)
 
+DEFAULT_STAGES = 3
+"""Stages of a replica if the options name neither them nor the processes: the fewest with which the
+two modules can have unlike numbers."""
+
 
 def num_devices(config: DictConfig) -> int:
     """Processes of a run: as asked for, or as many as the layout needs.
@@ -110,7 +114,8 @@ def num_devices(config: DictConfig) -> int:
         from lightning_entrain.plan_file import read_plan
 
         return int(devices or read_plan(strategy.plan).num_gpus)
-    stages = (strategy.encoder_stages or 1) + (strategy.llm_stages or 1)
+    named = strategy.encoder_stages, strategy.llm_stages
+    stages = DEFAULT_STAGES if named == (None, None) else sum(count or 1 for count in named)
     found = devices if devices is not None else strategy.replicas * stages
     LayoutRequest(
         world_size=found,

@@ -230,7 +230,7 @@ class TrainerConf:
     )
     devices: int | None = option(
         None,
-        "Processes on this machine; null takes replicas x stages, 2 for the default layout.",
+        "Processes on this machine; null takes replicas x stages, and 3 stages if none is named.",
         minimum=1,
     )
     max_steps: int = option(48, "Optimizer steps; -1 for no limit.", minimum=-1)

@@ -94,9 +94,9 @@ def test_every_shipped_config_composes_and_builds(choice, composed, tmp_path):
 def test_defaults_are_what_the_readme_says(composed, tmp_path):
     config = composed()
     validate(config)
-    assert num_devices(config) == 2
+    assert num_devices(config) == 3
     assert config.data.source._target_.endswith("ChartSource")
-    trainer = build_trainer(config, 2)
+    trainer = build_trainer(config, 3)
     assert isinstance(trainer.strategy, EntrainStrategy)
     assert [type(logger).__name__ for logger in trainer.loggers] == ["StepCSVLogger", "WandbLogger"]
     kinds = {type(callback) for callback in trainer.callbacks}
@@ -115,6 +115,8 @@ def test_the_default_model_has_one_to_five_million_parameters(composed):
     ("overrides", "expected"),
     [
         (["strategy=single"], 1),
+        (["strategy.llm_stages=1"], 2),
+        (["strategy.replicas=2"], 6),
         (["trainer.devices=3", "strategy.llm_stages=2"], 3),
         (["strategy.llm_stages=2"], 3),
         (["strategy.encoder_stages=2", "strategy.llm_stages=2"], 4),

@@ -32,6 +32,7 @@ def test_a_sweep_over_policies_trains_the_same_samples_in_each_job(tmp_path):
             "experiment=quick",
             "data=synthetic",
             "trainer.max_steps=2",
+            "trainer.devices=2",
             "~callbacks.checkpoint",
             f"hydra.sweep.dir={tmp_path / 'sweep'}",
         ],
