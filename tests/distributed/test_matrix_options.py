@@ -105,14 +105,23 @@ def test_case(case: Case, tmp_path: Path) -> None:
     alone = job_of({**case, "recompute": "none"})  # neither recomputed nor compiled
     one = alone.fit(None, 1, tmp_path).to_numpy()
     low = case["precision"] == "bf16-mixed"
-    losses, gradients, parameters = (5e-3, 5e-2, 5e-2) if low else (1e-5, 2e-6, 1e-4)
+    losses, gradients = (5e-3, 5e-2) if low else (1e-5, 2e-6)
     seen: set[str] = set()
     for rank in run_ranks(job.devices, _fit, job, tmp_path):
         rank = under_first_name(rank) if case["tied"] else rank
         np.testing.assert_allclose(rank.losses, one.losses, rtol=losses, err_msg=str(case))
         for name, gradient in rank.first_gradients.items():
             assert relative(gradient, one.first_gradients[name]) < gradients, (name, case)
-        for name, parameter in rank.parameters.items():
-            assert relative(parameter, one.parameters[name]) < parameters, (name, case)
+        if (
+            low
+        ):  # AdamW turns the sign of a tiny gradient, which rounding decides, into a whole step
+            found, expected = (
+                np.concatenate([part[name].ravel() for name in rank.parameters])
+                for part in (rank.parameters, one.parameters)
+            )
+            assert relative(found, expected) < 5e-3, case
+        else:
+            for name, parameter in rank.parameters.items():
+                assert relative(parameter, one.parameters[name]) < 1e-4, (name, case)
         seen |= set(rank.first_gradients)
     assert seen == set(one.first_gradients), case
