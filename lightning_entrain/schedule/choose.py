@@ -24,6 +24,8 @@ FAMILIES = ("1f1b", "zero_bubble", "list")
 _MAX_EAGER = 4
 _NEAR = 1.04
 """A template's run this near to what no schedule beats makes the search for lists superfluous."""
+_TIE = 1 + 1e-6
+"""A split B has to gain more than this: splitting costs what the simulation does not see."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,9 @@ def choose_schedule(
     neighbours; list schedules where some rank has several stages, unless the template comes within
     4 % of the step's limit; 1F1B; with deferral also by segment; both with eager forward, one to
     four microbatches more on encoder stages where memory allows. 1F1B is not built where its
-    least possible fill, work and drain already take longer than the fastest.
+    least possible fill, work and drain already take longer than the fastest. Of equally fast
+    candidates one with whole B is taken, for it holds fewer operands; one rank has nothing to gain
+    from other schedules where 1F1B fits.
 
     Args:
         placement: Which rank holds which stages.
@@ -102,7 +106,7 @@ def choose_schedule(
     for name, make in _candidates(
         placement, rows, costs, families, knobs, profile, template, num_steps, options
     ):
-        if best is not None and best[2].iteration_ms <= least_of(name) * (1 - 1e-9):
+        if best is not None and best[2].iteration_ms * _TIE <= least_of(name):
             times[name] = None
             continue
         try:
@@ -115,7 +119,7 @@ def choose_schedule(
         )
         fits = all(x <= cap * (1 + 1e-6) for x, cap in zip(found.peak_bytes, caps, strict=True))
         times[name] = found.iteration_ms if fits else None
-        if fits and (best is None or found.iteration_ms < best[2].iteration_ms):
+        if fits and (best is None or _is_better(name, found, best)):
             best = name, tuned, found
     if best is None:
         least = _least_bytes(placement, rows, costs)
@@ -125,6 +129,19 @@ def choose_schedule(
             remedy="raise the memory budget, or use more, smaller microbatches",
         )
     return Choice(name=best[0], tuned=best[1], simulation=best[2], iteration_ms=times)
+
+
+def _is_better(name: str, found: Simulation, best: tuple[str, Tuned, Simulation]) -> bool:
+    """Whether it is faster, or whole where the best is split and no faster."""
+    best_ms = best[2].iteration_ms
+    if _is_whole(name) and not _is_whole(best[0]):
+        return found.iteration_ms <= best_ms * _TIE
+    return found.iteration_ms < best_ms
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a candidate's B are not split into I and W."""
+    return name.startswith("1f1b")
 
 
 def _candidates(
@@ -139,6 +156,15 @@ def _candidates(
     options: dict[str, Any],
 ) -> Iterator[tuple[str, Callable[[], Tuned]]]:
     """Names and makers, not yet run; those that may be left out come last."""
+    whole: list[tuple[str, Callable[[], Tuned]]] = []
+    if "1f1b" in families:
+        limits = _live_limits(placement, costs, options["max_bytes"])
+        for split in (False, True) if rows.max_lag else (False,):
+            for extra in range(_MAX_EAGER + 1):
+                name = "1f1b" + ("_split" if split else "") + (f"_eager{extra}" if extra else "")
+                whole.append((name, partial(_one_f_one_b, placement, rows, extra, split, limits)))
+    if placement.num_ranks == 1:
+        yield from whole[:1]
     has_lists = placement.num_ranks < placement.num_stages
     family = "list" if has_lists else "zero_bubble"
     if template is not None and template.fits(placement, rows) and family in families:
@@ -155,12 +181,7 @@ def _candidates(
     if "list" in families and has_lists:
         tune = partial(tune_list_schedule, placement, rows, costs, **options)
         yield "list_tuned", partial(tune, profile=profile, num_steps=num_steps // 5)
-    if "1f1b" in families:
-        limits = _live_limits(placement, costs, options["max_bytes"])
-        for split in (False, True) if rows.max_lag else (False,):
-            for extra in range(_MAX_EAGER + 1):
-                name = "1f1b" + ("_split" if split else "") + (f"_eager{extra}" if extra else "")
-                yield name, partial(_one_f_one_b, placement, rows, extra, split, limits)
+    yield from whole if placement.num_ranks > 1 else whole[1:]
 
 
 def _least_times(
@@ -170,7 +191,9 @@ def _least_times(
     found: dict[bool, float] = {}
 
     def least(name: str) -> float:
-        whole = name.startswith("1f1b")
+        whole = _is_whole(name)
+        if placement.num_ranks == 1 and name != "1f1b":
+            return math.inf
         if not whole and (name != "list_tuned" or template is None):
             return 0.0
         if whole not in found:
