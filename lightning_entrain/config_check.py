@@ -80,7 +80,9 @@ def _check_fit(config: DictConfig) -> None:
         replicas=strategy.replicas,
         encoder_stages=strategy.encoder_stages,
         llm_stages=strategy.llm_stages,
+        placement=strategy.placement,
     ).check_depth(**layers)
+
 
 DEFAULT_STAGES = 3
 """Stages of a replica if the options name neither them nor the processes: the fewest with which the
@@ -122,5 +124,6 @@ def num_devices(config: DictConfig) -> int:
         replicas=strategy.replicas,
         encoder_stages=strategy.encoder_stages,
         llm_stages=strategy.llm_stages,
+        placement=strategy.placement,
     ).ranks_per_replica()
     return int(found)

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from lightning_entrain.config_option import option
+from lightning_entrain.plan.placements import PLACEMENTS
 
 
 @dataclass
@@ -180,6 +181,11 @@ class EntrainStrategyConf:
         None, "LLM stages per replica; null takes the processes that are left.", minimum=1
     )
     replicas: int = option(1, "Data-parallel copies of the pipeline.", minimum=1)
+    placement: str = option(
+        "one_per_rank",
+        "How stages lie on processes; the others let one hold several stages, and choose them.",
+        choices=PLACEMENTS,
+    )
     plan: str | None = option(
         None, "File of entrain-plan: sets replicas, stages, layers and microbatches."
     )

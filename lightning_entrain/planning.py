@@ -17,11 +17,11 @@ from lightning_entrain.model_shapes import shape_of_model, trained_parts
 from lightning_entrain.models.freezing import modules_of
 from lightning_entrain.models.recompute import recomputed_share
 from lightning_entrain.plan.layout import StageLayout
+from lightning_entrain.plan.placed import placed_plan
 from lightning_entrain.plan.planner import WorkloadProfile, make_plan, profile_workload
 from lightning_entrain.plan.request import PlanRequest
 from lightning_entrain.plan.stages import module_costs
 from lightning_entrain.plan.types import ParallelPlan, Supported
-from lightning_entrain.schedule.types import Placement
 from lightning_entrain.workload.costs import CostModel, sample_costs
 from lightning_entrain.workload.hardware import DEVICES, Cluster, Device, cpu_device
 from lightning_entrain.workload.memory import Training, TrainMode
@@ -125,6 +125,7 @@ class Workload:
         num_microbatches: int,
         encoder_stages: int | None,
         llm_stages: int | None,
+        placement: str = "one_per_rank",
     ) -> ParallelPlan:
         """The best plan the runtime can carry out.
 
@@ -137,11 +138,25 @@ class Workload:
             num_microbatches: Microbatches per replica.
             encoder_stages: Given by the user, or None.
             llm_stages: Given by the user, or None.
+            placement: A name in :data:`plan.placements.PLACEMENTS`; others than ``one_per_rank``
+                decide the stages.
 
         Raises:
             InfeasiblePlanError: If nothing fits the devices' memory.
         """
         step = max(1, len(sizes) // _MAX_PLANNED_SAMPLES)
+        if placement != "one_per_rank":
+            return placed_plan(
+                placement,
+                model=self.shape,
+                table=self.table(sizes[::step]),
+                cost_model=self.cost_model,
+                training=self.training,
+                num_ranks=num_ranks // replicas,
+                dp=replicas,
+                global_batch_size=global_batch_size,
+                num_microbatches=num_microbatches,
+            )
         request = PlanRequest(
             model=self.shape,
             table=self.table(sizes[::step]),
@@ -260,7 +275,7 @@ def layout_of(
         num_replicas=plan.dp,
         encoder_ranges=tuple(plan.encoder_layers),
         llm_ranges=tuple(plan.llm_layers),
-        placement=Placement.one_per_rank(plan.encoder_stages, plan.llm_stages),
+        placement=plan.placement,
     )
 
 

@@ -120,7 +120,7 @@ def next_command(result: RunResult) -> str:
     if result.num_devices == 1:
         return _again({"strategy": None, "trainer.devices": "2"})
     if result.num_devices == 2:
-        return _again({"trainer.devices": "3", "strategy.llm_stages": "2"})
+        return _again({"trainer.devices": "3"})
     changes: dict[str, str | None] = {}
     checkpoint = last_checkpoint(result)
     if checkpoint is not None:

@@ -71,6 +71,10 @@ class EntrainStrategy(StoppingStrategy):
         llm_stages: LLM stages per replica. None: the ranks that are left.
         replicas: Data-parallel copies of the pipeline. Devices = replicas x stages; with one device
             per replica, that device runs all stages.
+        placement: ``"one_per_rank"``: a rank holds layers of one module. ``"shared_boundary"``: one
+            rank may hold the encoder's last and the LLM's first layers, which evens the ranks.
+            ``"v_shaped"``: two chunks per rank, down the ranks and back up. ``"colocated"``: a
+            stage of each module on every rank. All but the first decide the stages themselves.
         plan: A plan, or the file that ``entrain-plan`` wrote; sets replicas, stages, their layers
             and the number of microbatches.
         schedule: ``"auto"`` simulates all schedules for every step and takes the fastest;
@@ -105,6 +109,7 @@ class EntrainStrategy(StoppingStrategy):
         llm_stages: int | None = None,
         replicas: int = 1,
         *,
+        placement: str = "one_per_rank",
         plan: str | Path | ParallelPlan | None = None,
         schedule: str = "auto",
         checkpoint: str = "consolidated",
@@ -134,7 +139,11 @@ class EntrainStrategy(StoppingStrategy):
             precision_plugin=precision_plugin,
         )
         wish = LayoutRequest(
-            world_size=1, replicas=replicas, encoder_stages=encoder_stages, llm_stages=llm_stages
+            world_size=1,
+            replicas=replicas,
+            encoder_stages=encoder_stages,
+            llm_stages=llm_stages,
+            placement=placement,
         )
         given = None if plan is None else read_plan(plan)
         self._run_plan = RunPlan(wish, given, schedule, may_split=not compile)

@@ -101,8 +101,11 @@ def peak_gib(device: torch.device) -> float:
 
 
 def predicted_gib(trainer: pl.Trainer) -> list[float]:
-    """Predicted memory per stage, GiB; empty without a plan and on a CPU."""
+    """Predicted memory per rank of a replica, GiB; empty without a plan and on a CPU."""
     plan = getattr(trainer.strategy, "plan", None)
     if plan is None or trainer.strategy.root_device.type != "cuda":
         return []
-    return [stage.memory_gib for stage in plan.stages]
+    found = [0.0] * plan.placement.num_ranks
+    for rank, stage in zip(plan.placement.stage_to_rank, plan.stages, strict=False):
+        found[rank] += stage.memory_gib
+    return found

@@ -23,13 +23,17 @@ def print_plan(plan: ParallelPlan, console: Console | None = None) -> None:
         ("memory, GiB", "right"),
     ):  # fmt: skip
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    several = plan.stage_to_rank is not None
+    if several:
+        table.add_column("rank", justify="right")
     most = max((stage.time_ms for stage in plan.stages), default=0.0) or 1.0
-    for stage in plan.stages:
+    for rank, stage in zip(plan.placement.stage_to_rank, plan.stages, strict=False):
         table.add_row(
             "encoder" if stage.module == "encoder" else "LLM",
             f"{stage.start}-{stage.stop - 1}",
             f"{stage.time_ms / most:.0%}",
             f"{stage.memory_gib:.3f}",
+            *([str(rank)] if several else []),
         )
     console.print(table)
 

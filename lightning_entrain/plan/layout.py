@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.plan.placements import check_placement, cut_layers
 from lightning_entrain.schedule.types import Placement
 
 LayerRange = tuple[int, int]
@@ -83,12 +84,14 @@ class LayoutRequest:
         replicas: Data-parallel copies.
         encoder_stages: Encoder stages per replica, or None.
         llm_stages: LLM stages per replica, or None.
+        placement: How stages lie on ranks, a name in :data:`plan.placements.PLACEMENTS`.
     """
 
     world_size: int
     replicas: int = 1
     encoder_stages: int | None = None
     llm_stages: int | None = None
+    placement: str = "one_per_rank"
 
     def check_values(self) -> None:
         """Check each number by itself.
@@ -102,6 +105,14 @@ class LayoutRequest:
                 raise ConfigError(f"{name} is {value!r}", limit="a whole number of at least 1")
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}", limit="at least 1")
+        check_placement(self.placement)
+        named = [name for name in ("encoder_stages", "llm_stages") if getattr(self, name)]
+        if self.placement != "one_per_rank" and named:
+            raise ConfigError(
+                f"{named[0]}={getattr(self, named[0])} with placement={self.placement}",
+                limit="this placement decides the stages",
+                remedy=f"leave {named[0]} out, or the placement",
+            )
 
     def ranks_per_replica(self) -> int:
         """Check that the numbers fit together; needs no model.
@@ -155,7 +166,9 @@ class LayoutRequest:
                 limit=f"at most {encoder_layers + llm_layers}, one layer per rank",
                 remedy="lower devices, raise replicas or use a deeper model",
             )
-        if self.encoder_stages is not None or self.llm_stages is not None or ranks == 1:
+        if self.placement != "one_per_rank" and ranks > 1:
+            cut_layers(self.placement, ranks, [1.0] * encoder_layers, [1.0] * llm_layers)
+        elif self.encoder_stages is not None or self.llm_stages is not None or ranks == 1:
             encoder, llm = self._stage_counts(ranks, 1.0, 1.0)
             _check_depth("encoder_stages", encoder, encoder_layers)
             _check_depth("llm_stages", llm, llm_layers)
@@ -180,6 +193,19 @@ class LayoutRequest:
             ConfigError: If a module has fewer layers than stages, or the numbers do not fit.
         """
         ranks = self.ranks_per_replica()
+        if self.placement != "one_per_rank" and ranks > 1:
+            cut = cut_layers(
+                self.placement,
+                ranks,
+                [encoder_weight / encoder_layers] * encoder_layers,
+                [llm_weight / llm_layers] * llm_layers,
+            )
+            return StageLayout(
+                num_replicas=self.replicas,
+                encoder_ranges=cut.encoder_layers,
+                llm_ranges=cut.llm_layers,
+                placement=cut.placement,
+            )
         encoder, llm = self._stage_counts(ranks, encoder_weight, llm_weight)
         _check_depth("encoder_stages", encoder, encoder_layers)
         _check_depth("llm_stages", llm, llm_layers)

@@ -87,10 +87,11 @@ class ModuleCosts:
         """The partition with the smallest maximum of forward plus backward."""
         if num_stages not in self._stages:
             layers = partition_layers(self.forward_ms + self.backward_ms, num_stages)
-            self._stages[num_stages] = self._totals(layers)
+            self._stages[num_stages] = self.cut(layers)
         return self._stages[num_stages]
 
-    def _totals(self, layers: Stages) -> StageTotals:
+    def cut(self, layers: Stages) -> StageTotals:
+        """Totals of given layer ranges, which follow each other from 0."""
         bounds = np.array([start for start, _ in layers])
 
         def sums(values: FloatArray) -> FloatArray:

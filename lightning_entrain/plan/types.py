@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning_entrain.errors import ConfigError
 from lightning_entrain.plan.partition import Stages
+from lightning_entrain.schedule.types import Placement
 
 PLAN_VERSION = 1
 
@@ -61,6 +62,8 @@ class ParallelPlan:
         dp: Data-parallel replicas.
         encoder_layers: Layers ``(start, stop)`` of each encoder stage.
         llm_layers: The same for the LLM.
+        stage_to_rank: The rank of a replica that holds each stage, encoder stages first; None: a
+            rank for each stage.
         encoder_tp: Tensor-parallel ranks per encoder stage.
         llm_tp: Tensor-parallel ranks per LLM stage.
         encoder_cp: Context-parallel ranks per encoder stage.
@@ -85,6 +88,7 @@ class ParallelPlan:
     dp: int
     encoder_layers: Stages
     llm_layers: Stages
+    stage_to_rank: tuple[int, ...] | None = None
     encoder_tp: int = 1
     llm_tp: int = 1
     encoder_cp: int = 1
@@ -111,11 +115,41 @@ class ParallelPlan:
         _whole("plan.global_batch_size", self.global_batch_size)
         _check_layers("plan.encoder_layers", self.encoder_layers)
         _check_layers("plan.llm_layers", self.llm_layers)
+        self._check_ranks()
         if self.global_batch_size % self.dp:
             raise ConfigError(
                 f"plan.global_batch_size is {self.global_batch_size} with plan.dp {self.dp}",
                 limit="a multiple of dp",
             )
+
+    def _check_ranks(self) -> None:
+        ranks = self.stage_to_rank
+        if ranks is None:
+            return
+        num_stages = self.encoder_stages + self.llm_stages
+        whole = all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks)
+        if not whole or len(ranks) != num_stages or set(ranks) != set(range(len(set(ranks)))):
+            raise ConfigError(
+                f"plan.stage_to_rank is {list(ranks)}",
+                limit=f"a rank for each of {num_stages} stages, numbered from 0, none left out",
+            )
+        sizes = {self.encoder_tp, self.llm_tp, self.encoder_cp, self.llm_cp}
+        if sizes != {1}:
+            raise ConfigError(
+                "plan.stage_to_rank with tensor or context parallelism",
+                limit="one GPU per rank where ranks hold several stages",
+            )
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank of a replica holds which stage."""
+        if self.stage_to_rank is None:
+            return Placement.one_per_rank(self.encoder_stages, self.llm_stages)
+        return Placement(
+            num_encoder_stages=self.encoder_stages,
+            num_llm_stages=self.llm_stages,
+            stage_to_rank=self.stage_to_rank,
+        )
 
     @property
     def encoder_stages(self) -> int:
@@ -140,6 +174,8 @@ class ParallelPlan:
     @property
     def gpus_per_replica(self) -> int:
         """GPUs of one replica."""
+        if self.stage_to_rank is not None:
+            return self.placement.num_ranks
         return self.encoder_gpus + self.llm_gpus
 
     @property
@@ -229,6 +265,8 @@ class ParallelPlan:
                 raise ConfigError(f"The plan has no {name}", remedy="make it with entrain-plan")
         for name in ("encoder_layers", "llm_layers"):
             values[name] = _stages(f"plan.{name}", values[name])
+        if values.get("stage_to_rank") is not None:
+            values["stage_to_rank"] = _ranks(values["stage_to_rank"])
         values["stages"] = tuple(_prediction(item) for item in values.get("stages", ()))
         trials = values.get("trials", {})
         try:
@@ -264,6 +302,8 @@ class ParallelPlan:
         decided = {name: getattr(self, name) for name in (*names, "global_batch_size")}
         decided["encoder_layers"] = [list(item) for item in self.encoder_layers]
         decided["llm_layers"] = [list(item) for item in self.llm_layers]
+        if self.stage_to_rank is not None:
+            decided["stage_to_rank"] = list(self.stage_to_rank)
         text = json.dumps(decided, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -356,6 +396,12 @@ def _stages(name: str, value: Any) -> Stages:
         return tuple((int(start), int(stop)) for start, stop in value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} is {value!r}", limit="a list of [start, stop]") from error
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"plan.stage_to_rank is {value!r}", limit="a list of ranks, or null")
+    return tuple(value)
 
 
 def _prediction(item: Any) -> StagePrediction:

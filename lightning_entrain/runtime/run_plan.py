@@ -265,6 +265,7 @@ class RunPlan:
                 num_microbatches=num_microbatches,
                 encoder_stages=len(layout.encoder_ranges) if named else None,
                 llm_stages=len(layout.llm_ranges) if named else None,
+                placement=self.wish.placement,
             )
         except InfeasiblePlanError:
             if not named:
@@ -287,8 +288,14 @@ def existing_model(module: pl.LightningModule) -> EntrainModel | None:
 
 def _merge(wish: LayoutRequest, plan: ParallelPlan) -> LayoutRequest:
     """The plan's numbers; options that contradict it are refused."""
+    if wish.placement != "one_per_rank":
+        raise ConfigError(
+            f"placement={wish.placement} beside a plan",
+            limit="a plan says which rank holds which stage",
+            remedy="leave placement out, or the plan",
+        )
     defaults = {"replicas": 1, "encoder_stages": None, "llm_stages": None}
-    planned = {
+    planned: dict[str, Any] = {
         "replicas": plan.dp,
         "encoder_stages": plan.encoder_stages,
         "llm_stages": plan.llm_stages,
@@ -301,4 +308,6 @@ def _merge(wish: LayoutRequest, plan: ParallelPlan) -> LayoutRequest:
                 limit="a plan sets replicas and stages",
                 remedy=f"leave {name} out, or make another plan",
             )
+    if plan.stage_to_rank is not None:  # stages and ranks are no longer the same number
+        return replace(wish, replicas=plan.dp)
     return replace(wish, **planned)

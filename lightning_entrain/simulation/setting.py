@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.plan.placements import PLACEMENTS
 from lightning_entrain.plan.request import PlanRequest
 from lightning_entrain.plan.search import search_plans
 from lightning_entrain.plan.types import ParallelPlan
@@ -23,14 +24,11 @@ from lightning_entrain.simulation.links import plan_link
 from lightning_entrain.simulation.policies import PolicyRunner
 from lightning_entrain.simulation.results import PolicyResult, budget_error, run_policy
 from lightning_entrain.simulation.stage_plan import (
-    PLACEMENTS,
     StagePlan,
-    colocated,
     from_parallel_plan,
     least_bottleneck,
-    shared_boundary,
+    placed,
     split_stages,
-    v_shaped,
 )
 from lightning_entrain.workload.hardware import Cluster
 
@@ -46,7 +44,7 @@ class SimulationSetting:
     Attributes:
         request: Model, samples, cluster, cost model, training, what is given of the plan.
         plan: A plan, or None to search.
-        placement: One of :data:`stage_plan.PLACEMENTS`.
+        placement: One of :data:`plan.placements.PLACEMENTS`.
         stage_choice: One of :data:`STAGE_CHOICES`.
         costs: One of :data:`costs.COST_KINDS`.
         communication: Whether transfers take time.
@@ -124,8 +122,7 @@ class SimulationSetting:
                     f"and llm_tp {plan.llm_tp}",
                     limit="equal tensor parallelism, for a rank holds layers of both modules",
                 )
-            build = shared_boundary if self.placement == "shared_boundary" else v_shaped
-            return build(self._num_ranks, self.blocks)
+            return placed(self.placement, self._num_ranks, self.blocks)
         if self.plan is not None or self.stage_choice == "search":
             return from_parallel_plan(plan, self.blocks)
         return least_bottleneck(self._splits(), self.blocks)
@@ -145,7 +142,7 @@ class SimulationSetting:
 
     @property
     def _num_ranks(self) -> int:
-        return self.parallel_plan.encoder_stages + self.parallel_plan.llm_stages
+        return self.parallel_plan.placement.num_ranks
 
     def _splits(self) -> list[tuple[int, int]]:
         """Stage counts that use all GPUs of a replica and what is given of the plan."""
@@ -190,7 +187,7 @@ class SimulationSetting:
 
     def _layout(self, options: PolicyOptions) -> StagePlan:
         if options.schedule == "dip":
-            return colocated(self._num_ranks, self.blocks)
+            return placed("colocated", self._num_ranks, self.blocks)
         if options.stages is None:
             return self.stages
         encoder, llm = parse_splits(options.stages)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lightning_entrain.errors import ConfigError
-from lightning_entrain.plan.partition import Stages, partition_layers
+from lightning_entrain.plan.partition import Stages
+from lightning_entrain.plan.placements import cut_layers, cut_modules
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.schedule.types import Placement
 from lightning_entrain.simulation.costs import Blocks
 from lightning_entrain.workload.shapes import FloatArray
 
-PLACEMENTS = ("one_per_rank", "shared_boundary", "v_shaped")
-"""``one_per_rank``: every rank holds layers of one module. ``shared_boundary``: one rank may hold
-the encoder's last and the LLM's first. ``v_shaped``: two chunks per rank, down and back up."""
-
 Pair = tuple[Blocks, Blocks]
-_NUM_MOVES = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +119,8 @@ def from_parallel_plan(plan: ParallelPlan, blocks: Pair) -> StagePlan:
                 limit=f"the model's {name} has {held} layers",
                 remedy="plan for the model that is simulated",
             )
-    placement = Placement.one_per_rank(plan.encoder_stages, plan.llm_stages)
-    return stage_plan("one_per_rank", placement, plan.encoder_layers, plan.llm_layers, blocks)
+    name = "one_per_rank" if plan.stage_to_rank is None else "as planned"
+    return stage_plan(name, plan.placement, plan.encoder_layers, plan.llm_layers, blocks)
 
 
 def split_stages(
@@ -163,106 +157,21 @@ def least_bottleneck(splits: Sequence[tuple[int, int]], blocks: Pair) -> StagePl
     return min(plans, key=lambda plan: max(plan.rank_ms))
 
 
-def colocated(num_ranks: int, blocks: Pair) -> StagePlan:
-    """Both modules spread over all ranks, as DIP does."""
-    encoder, llm = (min(num_ranks, len(module.phase_ms)) for module in blocks)
-    placement = Placement.colocated(encoder, llm, num_ranks)
-    return stage_plan("colocated", placement, *_cut(encoder, llm, blocks), blocks)
+def placed(name: str, num_ranks: int, blocks: Pair) -> StagePlan:
+    """A placement of several stages per rank, with the lightest busiest rank.
 
-
-def shared_boundary(num_ranks: int, blocks: Pair) -> StagePlan:
-    """All layers in a row, cut into ranks; one of them may hold layers of both modules."""
-    row = np.concatenate([module.total_ms for module in blocks])
-    middle = len(blocks[0].phase_ms)
-    ranges = partition_layers(row, num_ranks)
-    encoder = [(a, min(b, middle), r) for r, (a, b) in enumerate(ranges) if a < middle]
-    llm = [
-        (max(a, middle) - middle, b - middle, r) for r, (a, b) in enumerate(ranges) if b > middle
-    ]
-    placement = Placement(
-        num_encoder_stages=len(encoder),
-        num_llm_stages=len(llm),
-        stage_to_rank=tuple(rank for _, _, rank in encoder + llm),
-    )
-    layers = [tuple((a, b) for a, b, _ in own) for own in (encoder, llm)]
-    return stage_plan("shared_boundary", placement, layers[0], layers[1], blocks)
-
-
-def v_shaped(num_ranks: int, blocks: Pair) -> StagePlan:
-    """Two chunks per rank, rank 0 with the first and the last: cuts with the lightest busiest rank.
+    Args:
+        name: In :data:`PLACEMENTS`, but ``one_per_rank``.
+        num_ranks: Ranks of a replica.
+        blocks: Costs per layer of encoder and LLM.
 
     Raises:
-        ConfigError: If the model has fewer layers than chunks.
+        ConfigError: If the model has too few layers.
     """
-    plans = []
-    for encoder in range(1, 2 * num_ranks):
-        llm = 2 * num_ranks - encoder
-        even = 0.5 <= encoder / llm * _ratio(blocks) <= 2
-        if even and encoder <= len(blocks[0].phase_ms) and llm <= len(blocks[1].phase_ms):
-            plans.append(_balanced_v(encoder, llm, blocks))
-    if not plans:
-        raise ConfigError(
-            f"strategy.placement is v_shaped with {num_ranks} ranks",
-            limit=f"two chunks of whole layers per rank, {2 * num_ranks} in all",
-            remedy="use fewer ranks or placement=shared_boundary",
-        )
-    return min(plans, key=lambda plan: max(plan.rank_ms))
-
-
-def _ratio(blocks: Pair) -> float:
-    """LLM's work over the encoder's: chunk counts far from it are not worth a look."""
-    encoder, llm = (float(module.phase_ms.sum()) for module in blocks)
-    return llm / encoder if encoder else 1.0
-
-
-def _balanced_v(encoder: int, llm: int, blocks: Pair) -> StagePlan:
-    """Move cuts, up to three at a time, while the ranks even out."""
-    placement = Placement.v_shaped(encoder, llm)
-    sums = [np.concatenate([[0.0], np.cumsum(m.total_ms)]).tolist() for m in blocks]
-    cuts = [[stop for _, stop in layers][:-1] for layers in _cut(encoder, llm, blocks)]
-    ranks = placement.stage_to_rank
-
-    def score(found: list[list[int]]) -> float:
-        loads = [0.0] * placement.num_ranks
-        squares, stage = 0.0, 0
-        for cut, total in zip(found, sums, strict=True):
-            for a, b in itertools.pairwise([0, *cut, len(total) - 1]):
-                if a >= b or b >= len(total):
-                    return float("inf")
-                chunk = total[b] - total[a]
-                loads[ranks[stage]] += chunk
-                squares += chunk * chunk
-                stage += 1
-        # Even ranks first; even chunks keep the schedule from stumbling.
-        return max(loads) + 0.1 * squares / sum(loads)
-
-    best = score(cuts)
-    rng = random.Random(0)
-    for _ in range(_NUM_MOVES):
-        moved = [list(cut) for cut in cuts]
-        for _ in range(rng.randint(1, 3)):
-            cut = moved[rng.randrange(2)]
-            if cut:
-                cut[rng.randrange(len(cut))] += rng.choice((-1, 1))
-        found = score(moved)
-        if found <= best:
-            best, cuts = found, moved
-    layers = [
-        tuple(itertools.pairwise([0, *cut, len(total) - 1]))
-        for cut, total in zip(cuts, sums, strict=True)
-    ]
-    return stage_plan("v_shaped", placement, layers[0], layers[1], blocks)
+    cut = cut_layers(name, num_ranks, blocks[0].total_ms.tolist(), blocks[1].total_ms.tolist())
+    return stage_plan(name, cut.placement, cut.encoder_layers, cut.llm_layers, blocks)
 
 
 def _cut(encoder_stages: int, llm_stages: int, blocks: Pair) -> tuple[Stages, Stages]:
-    found = []
-    for name, num, module in zip(
-        ("encoder", "LLM"), (encoder_stages, llm_stages), blocks, strict=True
-    ):
-        if not 1 <= num <= len(module.phase_ms):
-            raise ConfigError(
-                f"{num} {name} stages",
-                limit=f"1 to {len(module.phase_ms)}, one layer per stage",
-            )
-        found.append(partition_layers(module.total_ms, num))
-    return found[0], found[1]
+    work = [module.total_ms.tolist() for module in blocks]
+    return cut_modules(encoder_stages, llm_stages, work[0], work[1])

@@ -124,6 +124,59 @@ def test_a_plan_from_a_file(one: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("placement", "devices", "replicas", "ranks"),
+    [
+        ("shared_boundary", 3, 1, {(0, 1, 1, 2), (0, 1, 2, 2), (0, 0, 1, 2)}),
+        ("v_shaped", 2, 1, {(0, 1, 1, 0)}),
+        ("colocated", 2, 1, {(0, 1, 0, 1)}),
+        ("v_shaped", 4, 2, {(0, 1, 1, 0)}),
+    ],
+)
+def test_ranks_with_several_stages_train_as_one_process(
+    placement: str,
+    devices: int,
+    replicas: int,
+    ranks: set[tuple[int, ...]],
+    one: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    datamodule(tmp_path).prepare_data()
+    wish = {"placement": placement, "replicas": replicas}
+    data = {"assignment": "joint"}
+    found = run_ranks(devices, fit, wish, devices, tmp_path, data)
+    for rank in found:
+        assert rank["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert rank["val"] == pytest.approx(one["val"], rel=1e-5)
+        assert rank["plan"] == found[0]["plan"]
+        assert rank["predicted_ms"] > 0
+    plan = ParallelPlan.from_json(found[0]["plan"])
+    assert plan.stage_to_rank in ranks or plan.stage_to_rank == tuple(range(devices))
+    assert plan.num_gpus == devices
+    # The same plan from a file.
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    again = run_ranks(devices, fit, {"plan": str(path)}, devices, tmp_path / "again", data, 2)
+    assert again[0]["layout"] == found[0]["layout"]
+    assert again[0]["losses"] == pytest.approx(one["losses"][:2], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"placement": "w_shaped"},
+            r"placement is 'w_shaped'\. Limit: one of one_per_rank, shared",
+        ),
+        ({"placement": "v_shaped", "llm_stages": 2}, r"llm_stages=2 with placement=v_shaped"),
+        ({"placement": "v_shaped", "plan": PLAN}, r"placement=v_shaped beside a plan"),
+    ],
+)
+def test_placements_that_contradict_other_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EntrainStrategy(**options)
+
+
+@pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
         (replace(PLAN, llm_tp=2), {}, r"plan.llm_tp=2 is not runnable yet.*runnable_only=true"),
