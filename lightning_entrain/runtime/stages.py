@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_entrain.models.entrain_model import EntrainModel, gather_features
-from lightning_entrain.models.protocol import EncoderPacking
+from lightning_entrain.models.protocol import EncoderPacking, PipelineModule
 from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.runtime.state import StepState
 from lightning_entrain.workload.sizes import total_label_tokens
@@ -27,8 +28,7 @@ class StageRunner:
         self._model = model
         self._layout = layout
         self._wire_dtype = wire_dtype
-        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        self._carried_dtype = dtypes.pop() if len(dtypes) == 1 else wire_dtype
+        self._carried_dtypes: dict[int, torch.dtype] = {}
 
     def encoder_inputs(
         self, stage: int, k: int, whole: Tensor | None, state: StepState
@@ -61,7 +61,7 @@ class StageRunner:
         start, stop = self._layout.encoder_ranges[stage]
         samples = self._samples(k, j, state)
         if stage > 0:
-            rows = self._as_computed(rows)
+            rows = self._as_computed(stage, rows)
         grids = tuple(grid for i in samples for grid in state.batch.sizes[i].grids)
         with self._model.encoder_rows(samples, state.batch.sizes):
             output = self._model.encoder_stage(
@@ -75,7 +75,7 @@ class StageRunner:
         start, stop = self._layout.llm_ranges[stage - first]
         row = state.batch.assignment.replicas[state.replica].llm[j]
         if inputs is not None:
-            inputs = self._as_computed(inputs)
+            inputs = self._as_computed(stage, inputs)
         with self._model.llm_rows(row, state.batch.sizes):
             output = self._model.llm_stage(
                 inputs,
@@ -112,13 +112,38 @@ class StageRunner:
                 state.sums.scalars[name] += value
         return loss / max(state.batch.num_label_tokens, 1)
 
-    def _as_computed(self, rows: Tensor) -> Tensor:
-        """Boundary rows in the type that layers carry on in: the parameters'.
+    def _as_computed(self, stage: int, rows: Tensor) -> Tensor:
+        """Boundary rows in the type that the stage's layers carry on in.
 
         With bf16-mixed the sum of a layer and its input is kept in float32 on one process, and
         would be in bfloat16 if the input were.
         """
-        return rows.to(self._carried_dtype) if rows.is_floating_point() else rows
+        if not rows.is_floating_point():
+            return rows
+        if stage not in self._carried_dtypes:
+            found = carried_dtype(self._layers(stage))
+            self._carried_dtypes[stage] = found or self._wire_dtype
+        return rows.to(self._carried_dtypes[stage])
+
+    def _layers(self, stage: int) -> list[nn.Module]:
+        layout = self._layout
+        in_encoder = stage < layout.num_encoder_stages
+        module: PipelineModule = self._model.encoder if in_encoder else self._model.llm
+        start, stop = (*layout.encoder_ranges, *layout.llm_ranges)[stage]
+        return [module.get_submodule(name) for name in module.layer_names()[start:stop]]
 
     def _samples(self, k: int, j: int, state: StepState) -> tuple[int, ...]:
         return state.segments[k, j]
+
+
+def carried_dtype(layers: Iterable[nn.Module]) -> torch.dtype | None:
+    """The type in which layers pass on their sum: that of most of their weights.
+
+    LoRA adapters do not count: what they compute is cast to the base layer's type.
+    """
+    sizes: Counter[torch.dtype] = Counter()
+    for layer in layers:
+        for name, parameter in layer.named_parameters():
+            if parameter.is_floating_point() and "lora_" not in name:
+                sizes[parameter.dtype] += parameter.numel()
+    return sizes.most_common(1)[0][0] if sizes else None

@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_entrain.models.lora import LoraOptions, add_lora
+from lightning_entrain.plan.layout import StageLayout
 from lightning_entrain.runtime.accumulate import GradientAccumulator
 from lightning_entrain.runtime.gradients import clip_by_norm, global_norm, scale_gradients
+from lightning_entrain.runtime.stages import StageRunner
+from lightning_entrain.schedule.types import Placement
 from lightning_entrain.strategy import EntrainStrategy
 from tests.distributed.job import Job, Module, Outcome
 from tests.distributed.ranks import run_ranks
@@ -60,6 +64,30 @@ def test_bf16(precision: str, devices: int, options: dict[str, Any], tmp_path: P
             assert relative(gradient, one.first_gradients[name]) < 5e-2, name
     reached = {name for rank in ranks for name in rank.first_gradients}
     assert reached == set(one.first_gradients)
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_each_stage_carries_on_in_the_type_of_its_own_layers(compute: torch.dtype) -> None:
+    """A rank may hold stages of two types, and adapters in a third."""
+    layout = StageLayout(
+        num_replicas=1,
+        encoder_ranges=((0, 3),),
+        llm_ranges=((0, 1), (1, 3)),
+        placement=Placement.one_per_rank(1, 2),
+    )
+    job = Job()
+    model = job.module().model
+    add_lora(model, encoder=None, llm=LoraOptions(rank=64))
+    model.encoder.bfloat16()
+    for name, parameter in model.llm.named_parameters():
+        if "lora_" not in name:
+            parameter.data = parameter.data.to(compute)
+    runner = StageRunner(model, layout, torch.float16)
+    rows = torch.zeros(3, 4, dtype=torch.float16)
+    found = [runner._as_computed(stage, rows).dtype for stage in range(3)]
+    assert found == [torch.bfloat16, compute, compute]
+    index = torch.zeros(3, dtype=torch.long)
+    assert runner._as_computed(0, index).dtype == torch.long
 
 
 def test_small_gradients_do_not_vanish_in_bf16() -> None:
