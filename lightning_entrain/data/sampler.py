@@ -100,6 +100,7 @@ def outlive_signals(worker_id: int) -> None:
     Args:
         worker_id: As torch passes it.
     """
+    signal.set_wakeup_fd(-1)  # of a forked worker it is its rank's
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 INTERRUPT, STOP, REQUEUE = 1, 2, 3
 """What signals ask for: to end after this step (Ctrl-C, SIGTERM), or to be queued again as well."""
@@ -17,8 +19,12 @@ EXIT_CODE = 128 + signal.SIGTERM
 EXIT_CODES = {INTERRUPT: 128 + signal.SIGINT, STOP: EXIT_CODE, REQUEUE: EXIT_CODE}
 """Of a process that was asked to leave, by what it was asked for."""
 
+_NAMES = {INTERRUPT: "Ctrl-C", STOP: "SIGTERM", REQUEUE: "SLURM's signal"}
+
 # A scheduler, a terminal and torchrun pass signals on, so that the same one may come twice at once.
 _ASKED_TWICE_SECONDS = {INTERRUPT: 1.0, STOP: 3.0}
+
+_PUBLISH_SECONDS = 2.0
 
 
 class StopRequest:
@@ -35,6 +41,8 @@ class StopRequest:
         grace_seconds: How long the rank may take to finish its step.
         requeue_signal: SLURM's signal, if the job requeues itself.
         announce: Whether to tell the user at the first Ctrl-C what a second one does.
+        on_forced_end: Called with the reason before the process is ended without having finished
+            its step; for the other ranks, which would not know.
 
     Attributes:
         kind: What was asked for; 0 for nothing.
@@ -46,12 +54,15 @@ class StopRequest:
         requeue_signal: signal.Signals | None = None,
         *,
         announce: bool = False,
+        on_forced_end: Callable[[str], None] | None = None,
     ) -> None:
         self._grace_seconds = grace_seconds
         self._kinds = {signal.SIGINT: INTERRUPT, signal.SIGTERM: STOP}
         if requeue_signal is not None:
             self._kinds[requeue_signal] = REQUEUE
         self._announce = announce
+        self._on_forced_end = on_forced_end
+        self._former_interrupt: Any = None
         self._pipe: tuple[int, int] | None = None
         self._old_wakeup = -1
         self._done = threading.Event()
@@ -67,19 +78,40 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in self._kinds:
-            signal.signal(number, self._handle)
+            former = signal.signal(number, self._handle)
+            if number == signal.SIGINT and former != self._handle:
+                self._former_interrupt = former
         if self._pipe is None:
+            _installed.append(self)
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
             self._old_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             threading.Thread(target=self._watch, daemon=True, name="entrain-signals").start()
 
     def remove(self) -> None:
-        """Stop watching. Lightning puts the former handlers back."""
+        """Stop watching. Ctrl-C has its former handler again; Lightning puts the others back."""
         self._done.set()
         if self._pipe is not None:
+            _installed.remove(self)
             signal.set_wakeup_fd(self._old_wakeup)
             os.write(self._pipe[1], b"\0")
+            if signal.getsignal(signal.SIGINT) == self._handle and self._former_interrupt:
+                signal.signal(signal.SIGINT, self._former_interrupt)
+
+    def forget_in_child(self) -> None:
+        """Undo in a forked child what it has from its parent: the handlers, and the pipe.
+
+        A signal to the child would not end it, and would reach the parent's watching thread.
+        """
+        assert self._pipe is not None
+        signal.set_wakeup_fd(-1)
+        for number in self._kinds:
+            if signal.getsignal(number) == self._handle:
+                interrupt = number == signal.SIGINT
+                signal.signal(number, signal.default_int_handler if interrupt else signal.SIG_DFL)
+        for end in self._pipe:
+            os.close(end)
+        self._pipe = None
 
     def saving(self) -> None:
         """The step is over and the checkpoint is being written: that takes as long as it takes."""
@@ -91,10 +123,13 @@ class StopRequest:
     def _watch(self) -> None:
         assert self._pipe is not None
         read, write = self._pipe
+        arrivals = select.poll()  # select() takes no descriptors from 1024 on
+        arrivals.register(read, select.POLLIN)
         first: dict[int, float] = {}
         while True:
-            select.select([read], [], [], self._seconds_left(first))
-            came = os.read(read, 16) if select.select([read], [], [], 0)[0] else b""
+            left = self._seconds_left(first)
+            ready = arrivals.poll(None if left is None else left * 1000)
+            came = os.read(read, 16) if ready else b""
             if self._done.is_set():
                 os.close(read)
                 os.close(write)
@@ -104,13 +139,20 @@ class StopRequest:
                 if number in self._kinds:
                     self._count(self._kinds[signal.Signals(number)], first, now)
             if self._seconds_left(first) == 0 and not self._saving:
-                print(
-                    f"ending: this rank did not finish its step within {self._grace_seconds:g} s "
-                    "of the request to stop (stop_seconds)",
-                    file=sys.stderr,
-                    flush=True,
+                text = (
+                    f"did not finish its step within {self._grace_seconds:g} s of the request to "
+                    "stop (stop_seconds)"
                 )
-                os._exit(EXIT_CODES[max(first)])
+                print(f"ending: this rank {text}", file=sys.stderr, flush=True)
+                self._end(max(first), text)
+
+    def _end(self, kind: int, text: str) -> None:
+        """End this process; the store may not answer, so the others are told in a thread."""
+        if self._on_forced_end is not None:
+            told = threading.Thread(target=self._on_forced_end, args=(text,), daemon=True)
+            told.start()
+            told.join(_PUBLISH_SECONDS)
+        os._exit(EXIT_CODES[kind])
 
     def _seconds_left(self, first: dict[int, float]) -> float | None:
         """Until the grace period ends; None, which waits for ever, if there is none."""
@@ -128,4 +170,33 @@ class StopRequest:
                     flush=True,
                 )
         elif now - first[kind] > _ASKED_TWICE_SECONDS.get(kind, float("inf")):
-            os._exit(EXIT_CODES[kind])
+            self._end(kind, f"was asked to stop again ({_NAMES[kind]}) and ended at once")
+
+
+_installed: list[StopRequest] = []
+_mask = threading.local()
+
+
+def _hold_signals() -> None:
+    """Before a fork: none may reach the child before it has handlers of its own."""
+    if _installed:
+        held = {number for request in _installed for number in request._kinds}
+        _mask.former = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+
+
+def _release_signals() -> None:
+    former = _mask.__dict__.pop("former", None)
+    if former is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _start_child() -> None:
+    for request in _installed:
+        request.forget_in_child()
+    _installed.clear()
+    _release_signals()
+
+
+os.register_at_fork(
+    before=_hold_signals, after_in_parent=_release_signals, after_in_child=_start_child
+)
