@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class TensorGather:
@@ -83,7 +83,8 @@ def copy_to_host(value: Any, memo: dict[int, Any]) -> None:
     """Copy all tensors to the host, for ``copy.deepcopy`` to find in its memo.
 
     It would copy them on their device otherwise, where memory is short. From CUDA all copies run
-    together, into page-locked memory. Tensors that are the same memory stay so.
+    together, into page-locked memory. Tensors that are the same memory stay so. Subclasses and
+    sparse tensors are left to ``copy.deepcopy``: they may have no memory of their own to compare.
 
     Args:
         value: Nested dictionaries, lists and tuples.
@@ -97,6 +98,9 @@ def copy_to_host(value: Any, memo: dict[int, Any]) -> None:
 
 def _copy_each(value: Any, memo: dict[int, Any], known: dict[tuple[Any, ...], Tensor]) -> None:
     if isinstance(value, Tensor):
+        plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
+        if not plain or (value.data_ptr() == 0 and value.numel()):
+            return
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
         key = (value.device.type, value.device.index, *place)
         if value.numel() == 0 or key not in known:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lightning_entrain.checkpoint.gather import copy_to_host
 from lightning_entrain.checkpoint.sharded import is_sharded, read_sharded
@@ -72,3 +73,23 @@ def test_copies_on_the_host_do_not_change_any_more() -> None:
     torch.testing.assert_close(found["rest"][0][0], expected[0])
     torch.testing.assert_close(found["rest"][0][1], expected.T)
     assert found["rest"][1] == {"n": 1}
+
+
+def test_tensors_without_memory_of_their_own_are_not_taken_for_one_another() -> None:
+    model = {
+        "first": TwoTensor(torch.zeros(2), torch.ones(2)),
+        "second": TwoTensor(torch.full((2,), 7.0), torch.full((2,), 8.0)),
+        "sparse": torch.eye(3).to_sparse(),
+        "plain": torch.nn.Parameter(torch.arange(2.0)),
+    }
+    memo: dict[int, Any] = {}
+    copy_to_host(model, memo)
+    copied = copy.deepcopy(model, memo)
+    for name in ("first", "second"):
+        assert type(copied[name]) is TwoTensor
+        assert torch.equal(copied[name].a, model[name].a)
+        assert torch.equal(copied[name].b, model[name].b)
+        assert copied[name].a.data_ptr() != model[name].a.data_ptr()
+    assert torch.equal(copied["sparse"].to_dense(), torch.eye(3))
+    assert memo[id(model["plain"])] is copied["plain"]
+    assert copied["plain"].data_ptr() != model["plain"].data_ptr()
