@@ -61,7 +61,7 @@ def test_adapters(job: LoraJob, devices: int, options: dict[str, Any], tmp_path:
     one = fit_saving(job, None, 1, alone)
     assert all("lora_" in name for name in one.first_gradients)
     ranks = run_ranks(devices, fit_saving, job, options, devices, many)
-    assert_equal(ranks, one, parameters=1e-4, gradients=2e-6)
+    assert_equal(ranks, one, parameters=1e-4, gradients=1e-6)
     files = [torch.load(root / "step=3.ckpt", weights_only=True) for root in (many, alone)]
     assert list(files[0]["state_dict"]) == list(files[1]["state_dict"])
     states = [file["optimizer_states"][0]["state"] for file in files]
