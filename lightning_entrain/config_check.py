@@ -68,7 +68,7 @@ def _check_fit(config: DictConfig) -> None:
         shape.check_replicas(plan.dp if plan else strategy.replicas if pipeline else 1)
     if plan is not None:
         Supported().require(plan)
-        plan.check_devices(num_devices(config))
+        plan.check_devices(num_processes(config))
     if not pipeline or OmegaConf.get_type(model) is not TinyVlmConf:
         return  # other models are checked when they are built
     layers = {"encoder_layers": model.encoder_layers, "llm_layers": model.llm_layers}
@@ -76,7 +76,7 @@ def _check_fit(config: DictConfig) -> None:
         plan.check_layers(**layers)
         return
     LayoutRequest(
-        world_size=num_devices(config),
+        world_size=num_processes(config),
         replicas=strategy.replicas,
         encoder_stages=strategy.encoder_stages,
         llm_stages=strategy.llm_stages,
@@ -90,35 +90,62 @@ two modules can have unlike numbers."""
 
 
 def num_devices(config: DictConfig) -> int:
-    """Processes of a run: as asked for, or as many as the layout needs.
+    """Processes on each machine: as asked for, or as many as the layout needs.
 
     Args:
         config: A composed `TrainConf`.
 
     Raises:
-        ConfigError: If devices, replicas and stages do not fit each other.
+        ConfigError: If devices, machines, replicas and stages do not fit each other.
     """
-    strategy, devices = config.strategy, config.trainer.devices
+    return num_processes(config) // num_nodes(config)
+
+
+def num_nodes(config: DictConfig) -> int:
+    """Machines of a run, an option of the Trainer's own.
+
+    Raises:
+        ConfigError: If it is no number of machines.
+    """
+    found = config.trainer.extra.get("num_nodes", 1)
+    if type(found) is not int or found < 1:
+        raise ConfigError(
+            f"trainer.extra.num_nodes is {found!r}", limit="a whole number of at least 1"
+        )
+    return found
+
+
+def num_processes(config: DictConfig) -> int:
+    """Processes of a run on all its machines.
+
+    Args:
+        config: A composed `TrainConf`.
+
+    Raises:
+        ConfigError: If devices, machines, replicas and stages do not fit each other.
+    """
+    strategy, devices, nodes = config.strategy, config.trainer.devices, num_nodes(config)
     schema = OmegaConf.get_type(strategy)
     if schema is SingleStrategyConf:
-        if devices not in (None, 1):
+        if devices not in (None, 1) or nodes != 1:
+            many = f"trainer.devices is {devices}" if nodes == 1 else f"num_nodes is {nodes}"
             raise ConfigError(
-                f"trainer.devices is {devices} with strategy=single",
+                f"{many} with strategy=single",
                 limit="1 process",
-                remedy="leave trainer.devices out, or set strategy=entrain",
+                remedy="leave trainer.devices and num_nodes out, or set strategy=entrain",
             )
         return 1
     if schema is not EntrainStrategyConf:
-        return devices or 1
+        return int(devices or 1) * nodes
     from lightning_entrain.plan.layout import LayoutRequest
 
     if strategy.plan is not None:
         from lightning_entrain.plan_file import read_plan
 
-        return int(devices or read_plan(strategy.plan).num_gpus)
+        return _on_nodes(devices, nodes, read_plan(strategy.plan).num_gpus)
     named = strategy.encoder_stages, strategy.llm_stages
     stages = DEFAULT_STAGES if named == (None, None) else sum(count or 1 for count in named)
-    found = devices if devices is not None else strategy.replicas * stages
+    found = _on_nodes(devices, nodes, strategy.replicas * stages)
     LayoutRequest(
         world_size=found,
         replicas=strategy.replicas,
@@ -126,4 +153,17 @@ def num_devices(config: DictConfig) -> int:
         llm_stages=strategy.llm_stages,
         placement=strategy.placement,
     ).ranks_per_replica()
-    return int(found)
+    return found
+
+
+def _on_nodes(devices: int | None, nodes: int, needed: int) -> int:
+    """Processes that were asked for, else as many as are needed, evenly on all machines."""
+    if devices is not None:
+        return int(devices) * nodes
+    if needed % nodes:
+        raise ConfigError(
+            f"{needed} processes on trainer.extra.num_nodes={nodes} machines",
+            limit="as many on each",
+            remedy="set trainer.devices to the processes per machine",
+        )
+    return needed

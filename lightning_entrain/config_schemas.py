@@ -236,7 +236,7 @@ class TrainerConf:
     )
     devices: int | None = option(
         None,
-        "Processes on this machine; null takes replicas x stages, and 3 stages if none is named.",
+        "Processes on each machine; null takes replicas x stages in all, of 3 stages by default.",
         minimum=1,
     )
     max_steps: int = option(48, "Optimizer steps; -1 for no limit.", minimum=-1)

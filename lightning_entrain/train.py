@@ -70,7 +70,7 @@ class RunResult:
         trainer: The trainer, after its fit.
         wandb_dir: Folder of the W&B run, if there is one.
         wandb_url: Address of the W&B run, if it was uploaded.
-        num_devices: Processes of the run.
+        num_devices: Processes of the run, on all machines.
     """
 
     run_dir: Path
@@ -142,7 +142,7 @@ def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult
         trainer=trainer,
         wandb_dir=wandb_dir,
         wandb_url=wandb_url,
-        num_devices=devices,
+        num_devices=trainer.world_size,
     )
 
 

@@ -130,6 +130,27 @@ def test_processes_follow_from_the_layout(overrides, expected, composed):
     assert num_devices(composed(*overrides)) == expected
 
 
+def test_machines_share_the_processes(composed):
+    two = "+trainer.extra.num_nodes=2"
+    for overrides, expected in (
+        ([two, "trainer.devices=2", "strategy.replicas=2"], 2),
+        ([two, "strategy.replicas=2"], 3),
+        ([two, "strategy.replicas=4", "strategy.llm_stages=1"], 4),
+        (["+trainer.extra.num_nodes=1"], 3),
+    ):
+        config = composed(*overrides)
+        validate(config)
+        assert num_devices(config) == expected
+    for overrides, message in (
+        ([two], "3 processes on trainer.extra.num_nodes=2"),
+        ([two, "strategy=single"], "num_nodes is 2 with strategy=single"),
+        ([two, "trainer.devices=2", "strategy.replicas=3"], "4"),
+        (["+trainer.extra.num_nodes=0"], "num_nodes is 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            num_devices(composed(*overrides))
+
+
 def test_a_plan_decides_the_number_of_processes(composed, tmp_path):
     plan = ParallelPlan(
         dp=2,
@@ -149,6 +170,11 @@ def test_a_plan_decides_the_number_of_processes(composed, tmp_path):
         validate(composed("data=synthetic", "model=tiny_vlm", f"strategy.plan={path}"))
     with pytest.raises(ConfigError, match=r"is 9\. Limit: divisible by 2 replicas"):
         validate(composed(*IN_MEMORY, f"strategy.plan={path}", "data.global_batch_size=9"))
+    nodes = [*IN_MEMORY, f"strategy.plan={path}", "+trainer.extra.num_nodes=2"]
+    for devices in ("null", "3"):
+        on_two = composed(*nodes, f"trainer.devices={devices}")
+        validate(on_two)
+        assert num_devices(on_two) == 3
     assert build_trainer(config, 6).strategy.num_replicas == 2
     with pytest.raises(ConfigError, match=r"strategy\.plan=gone\.json cannot be read"):
         num_devices(composed("strategy.plan=gone.json"))
