@@ -276,6 +276,9 @@ class TrainConf:
     )
     run_dir: str = option("${hydra:runtime.output_dir}", "Folder that the run is written to.")
     ckpt_path: str | None = option(None, "Checkpoint to resume from.")
+    prepare_timeout_seconds: float = option(
+        3600.0, "Longest wait of other ranks for the data to be prepared.", minimum=0.0
+    )
     debug: bool = option(False, "Show a traceback when a run ends with an error.")
     data: Any = field(default=MISSING, metadata={"meaning": "Group: where samples come from."})
     model: Any = field(default=MISSING, metadata={"meaning": "Group: the model."})

@@ -19,17 +19,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from lightning_entrain.errors import ConfigError, EntrainError
+from lightning_entrain.job_ranks import is_launching
 
 LOCK_NAME = ".entrain.lock"
 """File in a run's folder that says who writes there; removed at the end of the run."""
 
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RANK")
 _HELD_ELSEWHERE = (errno.EAGAIN, errno.EACCES)
-
-
-def is_launching(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is the first of its job, which acts for all of them."""
-    return all(environment.get(name, "0") == "0" for name in _RANK_VARIABLES)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.config import num_devices, register_configs, validate
 from lightning_entrain.config_reference import known_names
 from lightning_entrain.errors import ConfigError, DataError, EntrainError, RankFailedError
+from lightning_entrain.job_ranks import is_first_on_node, is_launching, rank_in_job
 from lightning_entrain.run_folder import run_folder
 
 if TYPE_CHECKING:
@@ -106,23 +107,15 @@ def train(config: DictConfig) -> RunResult | None:
 def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult | None:
     import lightning.pytorch as pl
     from hydra.utils import instantiate
-    from lightning.fabric.utilities.rank_zero import _get_rank
 
     from lightning_entrain.callbacks.summary import RunSummary
-    from lightning_entrain.data.waiting import wait_until_prepared
     from lightning_entrain.runtime.multirun import end_job, in_sweep
 
     _quieten()
     _limit_threads(devices)
     pl.seed_everything(config.seed, workers=True, verbose=False)
-    launching = _get_rank() in (None, 0)
-
     datamodule = instantiate(config.data)
-    if launching:
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-    elif hasattr(datamodule, "is_prepared"):
-        wait_until_prepared(datamodule.is_prepared, rank=_get_rank() or 0)
+    _prepare(datamodule, config.prepare_timeout_seconds)
     module = build_module(config, datamodule)
     summary = RunSummary()
     trainer = build_trainer(config, devices, extra_callbacks=[summary])
@@ -144,6 +137,25 @@ def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult
         wandb_url=wandb_url,
         num_devices=trainer.world_size,
     )
+
+
+def _prepare(datamodule: Any, timeout_seconds: float) -> None:
+    """Prepare the data in the job's first process and the first of each machine; others wait."""
+    from lightning_entrain.data.waiting import FailureNote, wait_until_prepared
+
+    is_prepared = getattr(datamodule, "is_prepared", None)
+    note = FailureNote.of_job(getattr(datamodule, "cache_dir", None))
+    if is_launching():
+        with note.left_behind():
+            datamodule.prepare_data()
+            datamodule.setup("fit")
+    elif is_first_on_node() and getattr(datamodule, "prepare_data_per_node", True):
+        if is_prepared is None or not is_prepared():  # the machines may share their caches
+            datamodule.prepare_data()
+    elif is_prepared is not None:
+        wait_until_prepared(
+            is_prepared, rank=rank_in_job(), timeout_seconds=timeout_seconds, failure=note.read
+        )
 
 
 def build_module(config: DictConfig, datamodule: Any) -> pl.LightningModule:
@@ -246,7 +258,7 @@ def _speaks(error: Exception) -> bool:
     """Whether this process tells of the error: one process does, with the first error."""
     import torch.distributed as dist
 
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if is_first_on_node():
         return True
     # Once the ranks are connected, rank 0 hears of an error elsewhere and reports it.
     return not isinstance(error, RankFailedError) and not dist.is_initialized()

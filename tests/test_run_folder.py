@@ -12,7 +12,8 @@ import pytest
 
 from lightning_entrain import run_folder as module
 from lightning_entrain.errors import ConfigError
-from lightning_entrain.run_folder import LOCK_NAME, is_launching, run_folder
+from lightning_entrain.job_ranks import is_first_on_node, is_launching, rank_in_job
+from lightning_entrain.run_folder import LOCK_NAME, run_folder
 
 HOLD = """
 import sys, time
@@ -63,17 +64,26 @@ def test_other_ranks_enter_the_folder_of_their_job(holder, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("environment", "first_of_job", "first_on_node", "rank"),
     [
-        ({}, True),
-        ({"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}, True),
-        ({"RANK": "4", "LOCAL_RANK": "0"}, False),
-        ({"NODE_RANK": "1"}, False),
-        ({"SLURM_PROCID": "3"}, False),
+        ({}, True, True, 0),
+        ({"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}, True, True, 0),
+        ({"RANK": "4", "LOCAL_RANK": "0"}, False, True, 4),
+        ({"NODE_RANK": "1"}, False, True, 0),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "1"}, False, False, 1),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}, False, False, 3),
+        ({"JSM_NAMESPACE_RANK": "2", "JSM_NAMESPACE_LOCAL_RANK": "0"}, False, True, 2),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, False, False, 3),
+        ({"PMI_RANK": "1"}, False, False, 1),
+        ({"PMIX_RANK": "0"}, True, True, 0),
     ],
 )
-def test_the_first_process_acts_for_the_job(environment, expected):
-    assert is_launching(environment) is expected
+def test_who_acts_for_the_job_and_who_for_the_machine(
+    environment, first_of_job, first_on_node, rank
+):
+    assert is_launching(environment) is first_of_job
+    assert is_first_on_node(environment) is first_on_node
+    assert rank_in_job(environment) == rank
 
 
 def test_without_locks_of_the_file_system_the_record_decides(tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import lightning_entrain.data.waiting as waiting
-from lightning_entrain import EntrainDataModule
+from lightning_entrain import EntrainDataModule, train
 from lightning_entrain.data.synthetic import SyntheticSource
-from lightning_entrain.data.waiting import wait_until_prepared
+from lightning_entrain.data.waiting import FailureNote, wait_until_prepared
 from lightning_entrain.errors import DataError
 
 
@@ -59,3 +59,42 @@ def test_with_a_warm_cache_nobody_waits(tmp_path: Path, monkeypatch: Any) -> Non
     make(tmp_path).prepare_data()
     monkeypatch.setattr(waiting.time, "sleep", pytest.fail)
     wait_until_prepared(make(tmp_path).is_prepared, rank=1)
+
+
+def test_a_failure_of_rank_0_ends_the_wait(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    first, other = FailureNote.of_job(tmp_path), FailureNote.of_job(tmp_path)
+    with pytest.raises(ValueError, match="damaged"), first.left_behind():
+        raise ValueError("shard 3 is damaged")
+    with pytest.raises(DataError, match=r"Rank 0 could not prepare .*shard 3 is damaged"):
+        wait_until_prepared(lambda: False, rank=1, timeout_seconds=30, failure=other.read)
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert FailureNote.of_job(tmp_path).read() is None
+    with first.left_behind():  # the next try of the same job
+        assert other.read() is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "prepares"),
+    [
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "2", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "3", "LOCAL_RANK": "1"}, False),
+    ],
+)
+def test_one_rank_of_each_machine_prepares(
+    environment: dict[str, str], prepares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    datamodule = make(tmp_path)
+    if prepares:
+        train._prepare(datamodule, timeout_seconds=0.0)
+        monkeypatch.setattr(datamodule, "prepare_data", lambda: None)
+        train._prepare(datamodule, timeout_seconds=0.0)
+    else:
+        with pytest.raises(DataError, match=r"Rank 3 has waited .*prepare_timeout_seconds=0"):
+            train._prepare(datamodule, timeout_seconds=0.0)
+    assert datamodule.is_prepared() is prepares
