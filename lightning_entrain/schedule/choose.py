@@ -54,7 +54,6 @@ def choose_schedule(
     max_bytes: MaxBytes = None,
     link: Link | None = None,
     families: Collection[str] = FAMILIES,
-    knobs: Knobs | None = None,
     profile: Sequence[float] | None = None,
     template: Template | None = None,
     may_reorder: bool = True,
@@ -79,7 +78,6 @@ def choose_schedule(
             all, one per rank, or None for no cap.
         link: Transfer times; None for none.
         families: Subset of :data:`FAMILIES`.
-        knobs: Where tuning starts besides ZB-H1, for example those of :func:`ramp.tune_ramp`.
         profile: Relative load per microbatch that the samples were assigned to, if not even.
         template: Order of the plan; left out where the step has another number of microbatches.
         may_reorder: Whether tuning may change the microbatches' order (never with deferral).
@@ -104,7 +102,7 @@ def choose_schedule(
     times: dict[str, float | None] = {}
     least_of = _least_times(placement, rows, costs, template)
     for name, make in _candidates(
-        placement, rows, costs, families, knobs, profile, template, num_steps, options
+        placement, rows, costs, families, profile, template, num_steps, options
     ):
         if best is not None and best[2].iteration_ms * _TIE <= least_of(name):
             times[name] = None
@@ -149,7 +147,6 @@ def _candidates(
     rows: RowCounts,
     costs: StepCosts,
     families: Collection[str],
-    knobs: Knobs | None,
     profile: Sequence[float] | None,
     template: Template | None,
     num_steps: int,
@@ -176,8 +173,6 @@ def _candidates(
         if template is None:  # which leaves little to find
             yield "zero_bubble_static", partial(tune, num_steps=0)
         yield "zero_bubble_tuned", partial(tune, num_steps=num_steps)
-        if knobs is not None:
-            yield "zero_bubble_hinted", partial(tune, num_steps=num_steps, knobs=knobs)
     if "list" in families and has_lists:
         tune = partial(tune_list_schedule, placement, rows, costs, **options)
         yield "list_tuned", partial(tune, profile=profile, num_steps=num_steps // 5)

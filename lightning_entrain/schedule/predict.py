@@ -10,7 +10,6 @@ from lightning_entrain.schedule.choose import FAMILIES, Choice, choose_schedule
 from lightning_entrain.schedule.simulate import Link, StepCosts
 from lightning_entrain.schedule.tables import MaxBytes
 from lightning_entrain.schedule.types import Placement, RowCounts, row_counts
-from lightning_entrain.schedule.zero_bubble import Knobs
 from lightning_entrain.workload.sizes import SampleSize
 
 
@@ -88,7 +87,6 @@ def choose_for_replicas(
     max_bytes: MaxBytes = None,
     link: Link | None = None,
     families: Collection[str] = FAMILIES,
-    knobs: Knobs | None = None,
     profile: Sequence[float] | None = None,
     may_reorder: bool = True,
     num_steps: int = 1000,
@@ -124,7 +122,6 @@ def choose_for_replicas(
                 max_bytes=max_bytes,
                 link=link,
                 families=families,
-                knobs=knobs,
                 profile=profile if fits_profile else None,
                 may_reorder=may_reorder,
                 num_steps=num_steps,
@@ -141,7 +138,6 @@ def iteration_objective(
     overhead_ms: float = 0.0,
     max_bytes: MaxBytes = None,
     families: Collection[str] = FAMILIES,
-    knobs: Knobs | None = None,
     num_steps: int = 200,
     seed: int = 0,
 ) -> Callable[[Assignment], float]:
@@ -159,7 +155,6 @@ def iteration_objective(
                 overhead_ms=overhead_ms,
                 max_bytes=max_bytes,
                 families=families,
-                knobs=knobs,
                 num_steps=num_steps,
                 seed=seed,
             )

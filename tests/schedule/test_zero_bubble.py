@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from lightning_entrain.assign.types import ReplicaAssignment
 from lightning_entrain.errors import ScheduleError
-from lightning_entrain.schedule import ramp_kernel, zb_kernel, zero_bubble
+from lightning_entrain.schedule import zb_kernel, zero_bubble
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
-from lightning_entrain.schedule.ramp import tune_ramp
 from lightning_entrain.schedule.simulate import Link, StepCosts, simulate
 from lightning_entrain.schedule.tables import cost_tables
 from lightning_entrain.schedule.types import ActionKind, Placement, RowCounts, row_counts
@@ -181,40 +180,6 @@ def test_reordering_an_assignment_is_the_same_as_reordering_its_rows():
     tuned = tune_zero_bubble(placement, rows, random_costs(2, placement, rows), num_steps=50)
     assert tuned.order != (0, 1, 2, 3)
     assert row_counts(tuned.reorder_assignment(replica), sizes) == tuned.reorder_rows(rows)
-
-
-def test_ramp_shortens_the_iteration():
-    stage_ms = [1.0, 0.97, 0.99, 1.0, 0.93, 0.95, 1.0, 0.9]
-    profile, knobs = tune_ramp(stage_ms, 32, max_live=9, num_steps=6000)
-    assert sum(profile) == pytest.approx(32)
-    assert min(profile) >= 0.25
-    assert max(profile) <= 1.15
-    assert profile[0] < 0.7
-    placement, rows = Placement.one_per_rank(5, 3), full_rows(32)
-
-    def ratio(loads):
-        # Shares of one load: both modules follow the same profile.
-        costs = StepCosts.from_loads(placement, loads, loads, stage_ms)
-        tuned = tune_zero_bubble(placement, rows, costs, max_bytes=9, knobs=knobs, num_steps=0)
-        found = simulate(tuned.schedule, costs, rows)
-        return found.iteration_ms / found.bottleneck_ms
-
-    assert ratio(profile) < 1.035
-    flat = tune_zero_bubble(
-        placement, rows, StepCosts.from_loads(placement, [1] * 32, [1] * 32, stage_ms), max_bytes=9
-    )
-    costs = StepCosts.from_loads(placement, [1] * 32, [1] * 32, stage_ms)
-    found = simulate(flat.schedule, costs, rows)
-    assert ratio(profile) < found.iteration_ms / found.bottleneck_ms - 0.02
-
-
-def test_ramp_of_few_microbatches():
-    for num in (1, 2, 3):
-        profile, _ = tune_ramp([1.0, 1.0, 1.0], num, max_live=4, num_steps=200)
-        assert sum(profile) == pytest.approx(num)
-    with pytest.raises(ScheduleError, match="at least one"):
-        tune_ramp([1.0, 1.0], 4, max_live=0.2, num_steps=10)
-    assert ramp_kernel.climb_profile
 
 
 def test_memory_may_differ_by_rank():
