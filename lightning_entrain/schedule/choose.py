@@ -92,12 +92,7 @@ def choose_schedule(
             f"Schedule family {sorted(unknown)[0]!r}", limit=f"some of {', '.join(FAMILIES)}"
         )
     caps = per_rank(math.inf if max_bytes is None else max_bytes, placement.num_ranks)
-    options = {
-        "max_bytes": max_bytes,
-        "link": link,
-        "seed": seed,
-        "may_reorder": may_reorder,
-    }
+    options = {"max_bytes": max_bytes, "link": link, "seed": seed, "may_reorder": may_reorder}
     best: tuple[str, Tuned, Simulation] | None = None
     times: dict[str, float | None] = {}
     least_of = _least_times(placement, rows, costs, template)
@@ -107,18 +102,10 @@ def choose_schedule(
         if best is not None and best[2].iteration_ms * _TIE <= least_of(name):
             times[name] = None
             continue
-        try:
-            tuned = make()
-        except ScheduleError:
-            times[name] = None
-            continue
-        found = simulate(
-            tuned.schedule, tuned.reorder_costs(costs), tuned.reorder_rows(rows), link=link
-        )
-        fits = all(x <= cap * (1 + 1e-6) for x, cap in zip(found.peak_bytes, caps, strict=True))
-        times[name] = found.iteration_ms if fits else None
-        if fits and (best is None or _is_better(name, found, best)):
-            best = name, tuned, found
+        found = _tried(make, rows, costs, caps, link)
+        times[name] = found[1].iteration_ms if found is not None else None
+        if found is not None and (best is None or _is_better(name, found[1], best)):
+            best = name, *found
     if best is None:
         least = _least_bytes(placement, rows, costs)
         raise ScheduleError(
@@ -127,6 +114,25 @@ def choose_schedule(
             remedy="raise the memory budget, or use more, smaller microbatches",
         )
     return Choice(name=best[0], tuned=best[1], simulation=best[2], iteration_ms=times)
+
+
+def _tried(
+    make: Callable[[], Tuned],
+    rows: RowCounts,
+    costs: StepCosts,
+    caps: Sequence[float],
+    link: Link | None,
+) -> tuple[Tuned, Simulation] | None:
+    """A candidate and its run; None if it does not fit the memory."""
+    try:
+        tuned = make()
+    except ScheduleError:
+        return None
+    found = simulate(
+        tuned.schedule, tuned.reorder_costs(costs), tuned.reorder_rows(rows), link=link
+    )
+    fits = all(x <= cap * (1 + 1e-6) for x, cap in zip(found.peak_bytes, caps, strict=True))
+    return (tuned, found) if fits else None
 
 
 def _is_better(name: str, found: Simulation, best: tuple[str, Tuned, Simulation]) -> bool:

@@ -33,6 +33,25 @@ def is_legal(own: Ints, length: int, order: Ints, tables: Ints, cap: int) -> boo
 
 
 @jit
+def all_legal(codes: Ints, lengths: Ints, order: Ints, tables: Ints, caps: Ints) -> bool:
+    """Whether all ranks' lists are legal."""
+    legal = True
+    for r in range(len(codes)):
+        legal = legal and is_legal(codes[r], lengths[r], order, tables, caps[r])
+    return legal
+
+
+@jit
+def lengths_of(codes: Ints) -> Ints:
+    """Entries of each rank's list."""
+    lengths = np.zeros(len(codes), np.int64)
+    for r in range(len(codes)):
+        while lengths[r] < codes.shape[1] and codes[r, lengths[r]] != NONE:
+            lengths[r] += 1
+    return lengths
+
+
+@jit
 def move(own: Ints, source: int, dest: int) -> None:
     """Move one entry; those between shift by one."""
     code = own[source]
@@ -109,10 +128,7 @@ def polish(
         The makespan of ``done``, or STUCK if the lists wait for ever.
     """
     num_ranks = len(codes)
-    lengths = np.zeros(num_ranks, np.int64)
-    for r in range(num_ranks):
-        while lengths[r] < codes.shape[1] and codes[r, lengths[r]] != NONE:
-            lengths[r] += 1
+    lengths = lengths_of(codes)
     best = rerun(rank_of, order, tables, codes, done, STUCK - 1)
     state = seed * 2654435761 % 2147483648
     for _ in range(num_steps):
@@ -124,11 +140,8 @@ def polish(
             state = draw(state)
             q = (state >> 8) % len(order)
             order[p], order[q] = order[q], order[p]
-            legal = True
-            for other in range(num_ranks):
-                legal = legal and is_legal(codes[other], lengths[other], order, tables, caps[other])
             found = STUCK
-            if legal:
+            if all_legal(codes, lengths, order, tables, caps):
                 found = rerun(rank_of, order, tables, codes, done, best)
             if found <= best:
                 best = found

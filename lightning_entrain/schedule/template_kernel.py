@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from lightning_entrain.schedule.list_kernel import NONE, rerun
-from lightning_entrain.schedule.polish_kernel import is_legal, move
+from lightning_entrain.schedule.polish_kernel import all_legal, is_legal, lengths_of, move
 from lightning_entrain.schedule.ramp_kernel import shift
 from lightning_entrain.schedule.replay import jit
 from lightning_entrain.schedule.zb_kernel import (
@@ -152,6 +152,25 @@ def change_profile(profile: Ints, kept: Ints, low: int, high: int, a: int, b: in
 
 
 @jit
+def time_offsets(
+    rank_of: Ints,
+    own: Ints,
+    offsets: Ints,
+    period: int,
+    tables: Ints,
+    caps: Ints,
+    lists: Ints,
+    done: Ints,
+    limit: int,
+) -> int:
+    """Makespan of the lists that offsets lead to, or STUCK; fills ``lists`` and ``done``."""
+    if not lay(own, offsets, period, tables, caps, lists):
+        return STUCK
+    order = np.arange(tables.shape[2])
+    return rerun(rank_of, order, tables, lists, done, min(limit, _ALMOST_STUCK))
+
+
+@jit
 def anneal_offsets(
     rank_of: Ints,
     own: Ints,
@@ -187,15 +206,11 @@ def anneal_offsets(
     Returns:
         The best makespan, or STUCK.
     """
-    num_stages, num = len(rank_of), len(profile)
-    order = np.arange(num)
-    tables = np.zeros((7, num_stages, num), np.int64)
+    tables = np.zeros((7, len(rank_of), len(profile)), np.int64)
     lists = np.full(codes.shape, NONE, np.int64)
     done = lists.copy()
     spread(base, overhead, profile, tables)
-    now = STUCK
-    if lay(own, offsets, period, tables, caps, lists):
-        now = rerun(rank_of, order, tables, lists, done, _ALMOST_STUCK)
+    now = time_offsets(rank_of, own, offsets, period, tables, caps, lists, done, STUCK)
     best, best_offsets, best_profile = now, offsets.copy(), profile.copy()
     codes[:] = done
     kept, kept_profile = offsets.copy(), profile.copy()
@@ -216,9 +231,7 @@ def anneal_offsets(
             shift_offsets(own, offsets, period, a, b, c)
         state = draw(state)
         limit = min(now, _ALMOST_STUCK) + tolerance(heat, step, num_steps, state >> 8)
-        found = STUCK
-        if lay(own, offsets, period, tables, caps, lists):
-            found = rerun(rank_of, order, tables, lists, done, min(limit, _ALMOST_STUCK))
+        found = time_offsets(rank_of, own, offsets, period, tables, caps, lists, done, limit)
         if found <= limit:
             now = found
             kept[:] = offsets
@@ -274,11 +287,7 @@ def anneal_lists(
     tables = np.zeros((7, num_stages, num), np.int64)
     spread(base, overhead, profile, tables)
     lists, done = codes.copy(), codes.copy()
-    length = 3 * num_stages * num
-    lengths = np.zeros(num_ranks, np.int64)
-    for r in range(num_ranks):
-        while lengths[r] < length and codes[r, lengths[r]] != NONE:
-            lengths[r] += 1
+    lengths = lengths_of(codes)
     now = rerun(rank_of, order, tables, lists, done, _ALMOST_STUCK)
     best, best_profile, kept_profile = now, profile.copy(), profile.copy()
     state = seed * 2654435761 % 2147483648
@@ -297,13 +306,11 @@ def anneal_lists(
             hop = -hop
         dest = min(max(source + hop, 0), lengths[r] - 1)
         is_load = limits[0] < limits[1] and (c >> 12) % 3 == 0
-        legal = True
         if is_load:
             if not change_profile(profile, kept_profile, limits[0], limits[1], a, b):
                 continue
             spread(base, overhead, profile, tables)
-            for other in range(num_ranks):
-                legal = legal and is_legal(lists[other], lengths[other], order, tables, caps[other])
+            legal = all_legal(lists, lengths, order, tables, caps)
         else:
             if dest == source:
                 continue

@@ -1,3 +1,4 @@
+import hashlib
 import random
 
 import numpy as np
@@ -6,10 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_entrain.errors import ScheduleError
-from lightning_entrain.schedule import polish_kernel, ramp_kernel, template, template_kernel
+from lightning_entrain.schedule import (
+    list_kernel,
+    polish_kernel,
+    ramp_kernel,
+    template,
+    template_kernel,
+)
 from lightning_entrain.schedule.choose import choose_schedule
 from lightning_entrain.schedule.simulate import StepCosts, simulate
 from lightning_entrain.schedule.template import find_template, follow_template
+from lightning_entrain.schedule.template_search import MEAN_LOAD, SearchState, TemplateSearch
 from lightning_entrain.schedule.types import Placement
 from lightning_entrain.schedule.verify import verify
 
@@ -63,9 +71,9 @@ def test_a_template_makes_a_v_of_uneven_chunks_fast():
     assert ran.iteration_ms / limit == pytest.approx(found.over_bottleneck, rel=2e-3)
     assert max(ran.peak_bytes) <= 9
     assert ran.iteration_ms < 1.055 * limit < plain.simulation.iteration_ms - 0.01 * limit
-    # What the search finds does not depend on the machine.
-    again = find_template(placement, [V_MS] * 3, num, max_live=9, ramp=True, num_steps=60_000)
-    assert again == found
+    # All machines search alike: each rank of a job may find the template by itself.
+    digest = hashlib.sha256(repr((found.profile, found.codes)).encode()).hexdigest()
+    assert digest[:16] == "464716c1a150fc1e"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +88,22 @@ def test_neighbouring_stages_start_from_zero_bubble(placement):
     assert found.over_bottleneck < 1.06
     assert reports == sorted(reports)
     assert reports[-1] == 1.0
+
+
+def test_a_start_from_zero_bubble_is_timed_stage_by_stage():
+    placement, num = Placement.shared_boundary(3, 2), 8
+    stage_ms = [[1.0, 0.9, 0.5, 0.5, 1.1]] * 3
+    search = TemplateSearch(placement, stage_ms, 1e13, 0.3, None)
+    profile = np.full(num, MEAN_LOAD, dtype=np.int64)
+    state = SearchState(next(search.starts()), profile, search.no_codes(num))
+    search.zero_bubble(state, num_steps=20, seed=0)
+    tables = np.zeros((7, placement.num_stages, num), dtype=np.int64)
+    template_kernel.spread(search.base, search.overhead, profile, tables)
+    codes, done = state.codes.copy(), state.codes.copy()
+    order = np.arange(num, dtype=np.int64)
+    ran = list_kernel.rerun(search.rank_of, order, tables, codes, done, search.stuck - 1)
+    assert state.makespan == ran
+    assert ran >= search.bottleneck(num)
 
 
 def test_a_choice_with_a_template_is_never_worse_than_one_without():
