@@ -25,11 +25,11 @@ from lightning_entrain.checkpoint.optimizer_state import (
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.planned import Costs
 from lightning_entrain.errors import ConfigError
+from lightning_entrain.models.batch_check import check_rows
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.plan.types import ParallelPlan
 from lightning_entrain.plan_file import read_plan
 from lightning_entrain.planning import Workload
-from lightning_entrain.runtime.batch_check import check_labels, check_tokens
 from lightning_entrain.runtime.engine import PipelineEngine
 from lightning_entrain.runtime.finite import FiniteCheck
 from lightning_entrain.runtime.gradients import (
@@ -431,10 +431,9 @@ class EntrainStrategy(StoppingStrategy):
     ) -> Any:
         """Check what was loaded against the plan, then move the batch."""
         if isinstance(batch, PlannedBatch):
-            if self.is_distributed:
-                check_labels(batch)
-            if self._run_plan.partition is not None:
-                check_tokens(batch, self._partition.model, device or self.root_device)
+            partition = self._run_plan.partition
+            llm = None if partition is None else partition.model.llm
+            check_rows(batch, getattr(llm, "image_token_id", None))
         return super().batch_to_device(batch, device, dataloader_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

@@ -125,7 +125,7 @@ class DecoderLlm(LlmModule):
         num_features = 0 if features is None else features.shape[0]
         if is_image.device.type == "cpu":
             check_placeholders(int(is_image.sum()), num_features, self.image_token_id)
-        else:  # the host does not wait for the device; the strategy has looked at the host's copy
+        elif is_image.device.type == "cuda":  # the host, which does not wait, has seen check_rows
             torch._assert_async(is_image.sum() == num_features, "one placeholder per feature")
         embeds = self.model.embed_tokens(input_ids.masked_fill(is_image, 0))
         if features is None or num_features == 0:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lightning_entrain.data.batch import IGNORE_INDEX
 from lightning_entrain.errors import ConfigError, RuntimeMismatchError
+from lightning_entrain.models.batch_check import check_label_count, check_rows
 from lightning_entrain.models.dropout import count_dropout, rows_of
 from lightning_entrain.models.on_device import chosen_rows
 from lightning_entrain.models.protocol import (
@@ -240,7 +241,12 @@ class EntrainModel(nn.Module):
             logits: ``[tokens, vocab]``.
             labels: ``[tokens]``.
             num_labels: Labels that are not -100: known to the host, which need not wait for them.
+
+        Raises:
+            RuntimeMismatchError: If labels on the host are more or fewer.
         """
+        if labels.device.type == "cpu":
+            check_label_count(int((labels != IGNORED_LABEL).sum()), num_labels, "A row")
         if type(self).loss_sum is EntrainModel.loss_sum:
             rows = chosen_rows(labels != IGNORED_LABEL, num_labels)
             logits, labels = logits.index_select(0, rows), labels.index_select(0, rows)
@@ -252,24 +258,26 @@ class EntrainModel(nn.Module):
         return {name: fn(logits, labels).double() for name, fn in self.scalars.items()}
 
     def forward(self, batch: PlannedBatch) -> Tensor:
-        """Mean loss over all label tokens of the global batch; 0 if there are none."""
+        """Mean loss over all label tokens of the global batch; 0 if there are none.
+
+        Raises:
+            RuntimeMismatchError: If a row has not the labels or placeholders its samples announce.
+        """
         if self.dropout_step is not None and self.training:
             self.dropout_step += 1
         if self._engine is not None:
             return self._engine(batch)
+        check_rows(batch, getattr(self.llm, "image_token_id", None))
         total: Tensor | None = None
         sums: dict[str, Tensor] = {}
-        num_labels: Tensor | int = 0
         for r, replica in enumerate(batch.assignment.replicas):
             for j, logits in self._replica_logits(batch, r, replica):
                 labels = batch.labels[r, j]
                 announced = total_label_tokens([batch.sizes[i] for i in replica.llm[j]])
                 loss = self.labelled_loss_sum(logits, labels, announced)
                 total = loss if total is None else total + loss
-                num_labels = num_labels + (labels != IGNORED_LABEL).sum()
                 for name, value in self.scalar_sums(logits, labels).items():
                     sums[name] = sums[name] + value if name in sums else value
-        check_label_count(int(num_labels), batch.num_label_tokens)
         assert total is not None, "a global batch has samples"
         self.scalars_out = sums
         return total / max(batch.num_label_tokens, 1)
@@ -299,16 +307,6 @@ class EntrainModel(nn.Module):
                     input_ids=batch.input_ids[r, j],
                 )
             yield j, logits
-
-
-def check_label_count(found: int, announced: int) -> None:
-    """Raise ``RuntimeMismatchError`` if the labels loaded are not those the sizes announced."""
-    if found != announced:
-        raise RuntimeMismatchError(
-            f"The global batch has {found} label tokens",
-            limit=f"the {announced} that its samples' sizes announced",
-            remedy="rebuild the size index: the data or the tokenizer changed under it",
-        )
 
 
 def _check_columns(encoder: EncoderModule, llm: LlmModule, projector: nn.Module | None) -> None:

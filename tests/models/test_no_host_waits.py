@@ -5,14 +5,16 @@ On the meta device there are no values: whatever asks for one, as a host does th
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from lightning_entrain.data.batch import PlannedBatch
 from lightning_entrain.errors import RuntimeMismatchError
+from lightning_entrain.models.batch_check import check_rows
 from lightning_entrain.models.entrain_model import gather_features, num_correct
 from lightning_entrain.models.tiny import nano_vlm
-from lightning_entrain.runtime.batch_check import check_tokens
 from tests.models.helpers import make_batch
 
 BATCH = make_batch(([[1, 0], [2]], [[0], [1, 2, 3]]), rows=[0, 1, 2, 3])
@@ -50,18 +52,44 @@ def test_the_meta_device_notices() -> None:
         torch.ones(3, device="meta")[torch.ones(3, dtype=torch.bool, device="meta")]
 
 
-def test_missing_placeholders_are_found_on_the_host() -> None:
-    model, device = nano_vlm(), torch.device("cuda")
-    check_tokens(BATCH, model, device)
-    wrong = PlannedBatch(
+def with_rows(**rows: Any) -> PlannedBatch:
+    rows = {"pixels": BATCH.pixels, "input_ids": BATCH.input_ids, "labels": BATCH.labels, **rows}
+    return PlannedBatch(
         assignment=BATCH.assignment,
         sizes=BATCH.sizes,
         needs=BATCH.needs,
         sample_indices=BATCH.sample_indices,
-        input_ids={key: ids + 1 for key, ids in BATCH.input_ids.items()},
+        **rows,
     )
-    with pytest.raises(RuntimeMismatchError, match="0 image placeholders"):
-        check_tokens(wrong, model, device)
+
+
+def test_missing_placeholders_are_found_on_the_host() -> None:
+    model = nano_vlm()
+    check_rows(BATCH, model.llm.image_token_id)
+    wrong = with_rows(input_ids={key: ids + 1 for key, ids in BATCH.input_ids.items()})
+    for check in (model, lambda batch: check_rows(batch, model.llm.image_token_id)):
+        with pytest.raises(RuntimeMismatchError, match="0 image placeholders"):
+            check(wrong)
+
+
+def test_labels_are_counted_row_by_row() -> None:
+    model = nano_vlm()
+    labels = {key: row.clone() for key, row in BATCH.labels.items()}
+    (first, second) = labels.values()
+    second[(second != -100).nonzero()[0]] = -100
+    first[(first == -100).nonzero()[0]] = 1  # as many in all
+    wrong = with_rows(labels=labels)
+    announced = int((BATCH.labels[0, 0] != -100).sum())
+    for check in (model, lambda batch: check_rows(batch, model.llm.image_token_id)):
+        with pytest.raises(RuntimeMismatchError) as caught:
+            check(wrong)
+        said = str(caught.value)
+        assert f"LLM microbatch 0 of replica 0 has {announced + 1} label tokens" in said
+    with pytest.raises(RuntimeMismatchError, match="microbatch 1 of replica 0 has 0 label tokens"):
+        check_rows(with_rows(labels={(0, 0): BATCH.labels[0, 0]}), None)
+    logits = torch.randn(len(first), 260)
+    with pytest.raises(RuntimeMismatchError, match=f"A row has {announced + 1} label tokens"):
+        model.labelled_loss_sum(logits, first, announced)
 
 
 def test_only_labelled_rows_enter_the_loss() -> None:
