@@ -282,8 +282,14 @@ class CheckpointingStrategy(RankStrategy):
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint of either kind; of shards, only what this rank holds."""
+        """Read a checkpoint of either kind; of shards, only what this rank holds.
+
+        All ranks read what rank 0 names: names with the time in them, as that of the best
+        checkpoint, differ between ranks.
+        """
         self._finish_writing()
+        if not self._one_stage:
+            checkpoint_path = self.broadcast(checkpoint_path)
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         folder = existing(Path(checkpoint_path))
@@ -352,10 +358,17 @@ class CheckpointingStrategy(RankStrategy):
     def on_train_end(self) -> None:
         """Wait for the last checkpoint."""
         super().on_train_end()
+        self._take_time_to_save()
         self._finish_writing()
+
+    def _take_time_to_save(self) -> None:
+        """Training is over: no request to stop is to end the process while it still writes."""
+        if self._stop_request is not None:
+            self._stop_request.saving()
 
     def teardown(self) -> None:
         """Wait for what this rank still writes; after a failure, the ranks cannot agree on it."""
+        self._take_time_to_save()
         error = self._queue.close()
         if error is not None:
             rank_zero_warn(f"The checkpoint {self._queued_path} could not be written: {error}")

@@ -29,7 +29,7 @@ from lightning_entrain.errors import ConfigError, RankFailedError
 from lightning_entrain.runtime.activity import BETWEEN, Activity
 from lightning_entrain.runtime.faults import FaultWatch, is_lost_connection
 from lightning_entrain.runtime.launcher import EntrainLauncher, die_with_parent
-from lightning_entrain.runtime.signals import StopRequest
+from lightning_entrain.runtime.signals import EXIT_CODES, INTERRUPT, STOP, StopRequest
 
 _Result = TypeVar("_Result")
 _START_TIMEOUT = timedelta(minutes=5)
@@ -99,7 +99,10 @@ class RankStrategy(ParallelStrategy):
         self.set_world_ranks()
         if self._stop_request is None:
             self._stop_request = StopRequest(
-                self._stop_seconds, self._requeue_signal(), announce=self.global_rank == 0
+                self._stop_seconds,
+                self._requeue_signal(),
+                announce=self.global_rank == 0,
+                on_forced_end=self._tell_forced_end,
             )
         if not self.is_distributed:
             return
@@ -136,6 +139,10 @@ class RankStrategy(ParallelStrategy):
         if self._watch is not None:
             rank = self.node_rank * self.num_processes + local_rank
             self._watch.publish(rank, f"its process {ending}")
+
+    def _tell_forced_end(self, text: str) -> None:
+        if self._watch is not None:
+            self._watch.publish(self.global_rank, f"it {text}")
 
     def _requeue_signal(self) -> signal.Signals | None:
         environment = self.cluster_environment
@@ -242,12 +249,21 @@ class RankStrategy(ParallelStrategy):
         super().on_exception(exception)
 
     def teardown(self) -> None:
-        """Give signals back; the ranks stay connected for a further fit or validate."""
+        """Give signals back; the ranks stay connected for a further fit or validate.
+
+        Raises:
+            SIGTERMException: If this rank was asked to stop after the last step, when no step was
+                left to leave after.
+        """
+        asked = 0
         if self._stop_request is not None:
+            asked = self._stop_request.kind
             self._stop_request.remove()
             self._stop_request = None
         self._note_end(orderly=not self._failed)
         super().teardown()
+        if asked in (INTERRUPT, STOP) and not self._failed:
+            raise SIGTERMException(EXIT_CODES[asked])
 
     def _note_end(self, *, orderly: bool) -> None:
         if self._watch is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,22 @@ def test_tensors_without_memory_of_their_own_are_not_taken_for_one_another() -> 
     assert torch.equal(copied["sparse"].to_dense(), torch.eye(3))
     assert memo[id(model["plain"])] is copied["plain"]
     assert copied["plain"].data_ptr() != model["plain"].data_ptr()
+
+
+def _fit_and_validate_the_best(root: Path) -> list[float]:
+    saver = ModelCheckpoint(dirpath=root, filename=f"by-process-{os.getpid()}")
+    options = {"enable_checkpointing": True, "callbacks": [saver]}
+    job = Job(num_batches=2, trainer=options)
+    strategy = EntrainStrategy()
+    module = job.module()
+    trainer = job.make_trainer(strategy, 2, root)
+    loader = job.loader(trainer, module)
+    trainer.fit(module, loader)
+    trainer.validate(module, loader, ckpt_path="best", verbose=False)
+    return module.val_losses
+
+
+def test_all_ranks_read_the_best_checkpoint_of_rank_0(tmp_path: Path) -> None:
+    first, second = run_ranks(2, _fit_and_validate_the_best, tmp_path)
+    assert first == second
+    assert len(list(tmp_path.glob("by-process-*"))) == 1

@@ -6,10 +6,14 @@ import os
 import resource
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_entrain.runtime.signals import INTERRUPT, STOP, StopRequest
+from lightning_entrain.strategy import EntrainStrategy
+from tests.distributed.job import Job, Module
 from tests.distributed.ranks import Ranks, run_ranks
 
 GRACE_SECONDS = 0.5
@@ -68,3 +72,41 @@ def test_which_signals_are_a_second_request(monkeypatch: pytest.MonkeyPatch) -> 
     request._count(INTERRUPT, first, 1.1)
     request._count(STOP, first, 4.6)
     assert ended == [INTERRUPT, STOP]
+
+
+class AskedAtTheEnd(Module):
+    """A signal arrives when no step is left, and then the last checkpoint takes long to write."""
+
+    def on_train_end(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def on_fit_end(self) -> None:
+        raise AssertionError("the run was to end")
+
+
+class AskedAtTheEndJob(Job):
+    def module(self) -> Module:
+        return AskedAtTheEnd(super().module().model, self)
+
+
+def _fit_slowly_written(devices: int, root: Path) -> tuple[Any, bool]:
+    strategy = EntrainStrategy(stop_seconds=GRACE_SECONDS, async_checkpoint=True)
+    close = strategy._queue.close
+
+    def slow() -> Exception | None:
+        time.sleep(3 * GRACE_SECONDS)
+        return close()
+
+    strategy._queue.close = slow  # type: ignore[method-assign]
+    code: Any = None
+    try:
+        AskedAtTheEndJob(num_batches=2).fit(strategy, devices, root)
+    except SystemExit as end:
+        code = end.code
+    return code, signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_request_after_the_last_step_is_not_lost(devices: int, tmp_path: Path) -> None:
+    found = run_ranks(devices, _fit_slowly_written, devices, tmp_path)
+    assert found == [(128 + signal.SIGINT, True)] * devices
