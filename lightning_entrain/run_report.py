@@ -38,9 +38,7 @@ def report_lines(result: RunResult) -> list[tuple[str, str]]:
         lines.append(
             ("train/loss", f"first {summary.first_loss:.4f}, last {summary.last_loss:.4f}")
         )
-    if summary.samples_per_second is not None and summary.tokens_per_second is not None:
-        lines.append(("samples/s", f"{summary.samples_per_second:.1f}"))
-        lines.append(("tokens/s", f"{summary.tokens_per_second:,.0f}"))
+    lines += rate_lines(result)
     lines += balance_lines(result)
     lines.append(("run", _short(result.run_dir)))
     metrics = result.run_dir / "metrics.csv"
@@ -62,8 +60,27 @@ def report_lines(result: RunResult) -> list[tuple[str, str]]:
     return lines
 
 
+def rate_lines(result: RunResult) -> list[tuple[str, str]]:
+    """Samples and tokens per second, as the report has them where there is one."""
+    from lightning_entrain.observe.rates import WARM_UP_STEPS, rate
+
+    report, summary = _report(result), result.summary
+    record = report.record if report is not None else None
+    found = [summary.samples_per_second, summary.tokens_per_second]
+    without = "without the first step"
+    if record is not None and record.last("throughput/tokens_per_sec") is not None:
+        keys = ("throughput/samples_per_sec", "throughput/tokens_per_sec")
+        found = [rate(record, key) for key in keys]
+        without = f"without the first {WARM_UP_STEPS} steps"
+    samples, tokens = found
+    if samples is None or tokens is None:
+        return []
+    return [("samples/s", f"{samples:.1f}"), ("tokens/s", f"{tokens:,.0f} ({without})")]
+
+
 def balance_lines(result: RunResult) -> list[tuple[str, str]]:
     """How balanced the run was, what was gained, and what would help, from its report."""
+    from lightning_entrain.observe.rates import bubble_steps, mean_settled, measured_at
     from lightning_entrain.observe.run_page import gain_over_fixed, gain_text
 
     report = _report(result)
@@ -78,17 +95,18 @@ def balance_lines(result: RunResult) -> list[tuple[str, str]]:
             spreads.append(f"{name} {cv:.1%} (in sampler order {fixed:.1%})")
     if spreads:
         lines.append(("spread", ", ".join(spreads)))
-    bubble = record.mean("pipeline/bubble_ratio")
+    bubble = mean_settled(record, "pipeline/bubble_ratio")
     if bubble is not None:
         parts = ", ".join(
-            f"{name} {record.mean(f'pipeline/{key}_ratio') or 0.0:.0%}"
+            f"{name} {mean_settled(record, f'pipeline/{key}_ratio') or 0.0:.0%}"
             for key, name in (
                 ("fill_drain", "fill and drain"),
                 ("imbalance", "imbalance"),
                 ("communication", "communication"),
             )
         )
-        lines.append(("bubble", f"{bubble:.0%} of the ranks' time: {parts}"))
+        at = measured_at([step + 1 for step in bubble_steps(record)])
+        lines.append(("bubble", f"{bubble:.0%} of the ranks' time, {at}: {parts}"))
     gain = gain_over_fixed(record)
     if gain is not None:
         lines.append(("gain", f"{gain:+.0%} steps/s, by simulation: {gain_text(record)}"))

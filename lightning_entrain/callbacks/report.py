@@ -34,6 +34,7 @@ from lightning_entrain.observe.counterfactual import (
 from lightning_entrain.observe.files import write_text
 from lightning_entrain.observe.history import StepHistory, history_of
 from lightning_entrain.observe.plan_table import print_plan
+from lightning_entrain.observe.rates import mean_settled, rate
 from lightning_entrain.observe.run_page import OWN, run_page
 from lightning_entrain.observe.run_record import (
     RECORD_FILE,
@@ -73,6 +74,7 @@ class RunReport(Callback):
     Attributes:
         record: Rank 0: the report's content, once it was written.
         path: Rank 0: the page, once it was written.
+        earlier: What a run logged before this one resumed it; its series are shown too.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class RunReport(Callback):
         self.show_plan = show_plan
         self.record: RunRecord | None = None
         self.path: Path | None = None
+        self.earlier: RunRecord | None = None
         self._batches: list[TrainedBatch] = []
         self._stride = 1
         self._losses: dict[str, list[tuple[int, Tensor]]] = {}
@@ -191,6 +194,9 @@ class RunReport(Callback):
         record.series = _series(history)
         for key, values in self._losses.items():
             record.series[key] = [(step, float(loss)) for step, loss in values]
+        if self.earlier is not None:
+            for key, values in self.earlier.series.items():
+                record.series[key] = values + record.series.get(key, [])
         if self._batches:
             record.policy = self._batches[-1].assignment.policy
         assert self._costs is not None
@@ -249,7 +255,7 @@ class RunReport(Callback):
             policy=record.policy,
             num_microbatches=int(record.last("variability/num_microbatches") or 0),
             num_stages=1 if placement is None else placement.num_ranks,
-            bubble={part: record.mean(f"pipeline/{part}_ratio") or 0.0 for part in parts},
+            bubble={part: mean_settled(record, f"pipeline/{part}_ratio") or 0.0 for part in parts},
             rank_names=record.rank_names,
             rank_busy_ms=[values[0] for values in record.idle],
             stage_drift=stage_drift,
@@ -262,8 +268,8 @@ class RunReport(Callback):
                 "encoder": record.mean("variability/encoder_cv") or 0.0,
                 "LLM": record.mean("variability/llm_cv") or 0.0,
             },
-            data_wait_share=record.mean("throughput/data_wait_share") or 0.0,
-            planning_share=record.mean("throughput/planning_share") or 0.0,
+            data_wait_share=rate(record, "throughput/data_wait_share") or 0.0,
+            planning_share=rate(record, "throughput/planning_share") or 0.0,
             batch_size_text=advisor.text if advisor is not None else "",
         )
 

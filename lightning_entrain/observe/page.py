@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from lightning_entrain.observe.style import RUN_STYLE
+
+GENERATOR = '<meta name="generator" content="lightning_entrain">'
+"""In the head of every page, by which it is known again."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell of a table that leads to another page."""
+
+    text: str
+    address: str
 
 
 def document(title: str, style: str, body: str, *, head: str = "") -> str:
@@ -21,7 +33,7 @@ def document(title: str, style: str, body: str, *, head: str = "") -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"{head}<title>{escape(title)}</title><style>{style}</style></head><body>"
+        f"{GENERATOR}{head}<title>{escape(title)}</title><style>{style}</style></head><body>"
         f"{body}</body></html>\n"
     )
 
@@ -82,9 +94,7 @@ def table(
     )
     body = "".join(
         "<tr>"
-        + "".join(
-            f"<td{mark}>{escape(_text(value))}</td>" for value, mark in zip(row, marks, strict=True)
-        )
+        + "".join(f"<td{mark}>{_cell(value)}</td>" for value, mark in zip(row, marks, strict=True))
         + "</tr>"
         for row in rows
     )
@@ -100,6 +110,12 @@ def scroll(content: str, *, label: str) -> str:
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">'
         f"{content}</div>"
     )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Link):
+        return f'<a href="{escape(value.address)}">{escape(value.text)}</a>'
+    return escape(_text(value))
 
 
 def _text(value: object) -> str:

@@ -1,13 +1,19 @@
-"""The report of a run as one HTML page, and the comparison of several."""
+"""The report of a run as one HTML page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from html import escape
 
 from lightning_entrain.observe.charts import Line, bar_chart, line_chart, range_chart
 from lightning_entrain.observe.page import page, section, table, tiles
+from lightning_entrain.observe.rates import (
+    RATE_TEXT,
+    bubble_steps,
+    mean_settled,
+    measured_at,
+    rate,
+)
 from lightning_entrain.observe.run_record import RunRecord
 from lightning_entrain.observe.step_page import IDLE_PARTS, timeline_charts
 
@@ -37,15 +43,16 @@ def _headline(record: RunRecord) -> list[tuple[str, str]]:
             if fixed is not None:
                 text += f"; {fixed:.1%} in sampler order"
             entries.append((f"{cv:.1%}", text))
-    bubble = record.mean("pipeline/bubble_ratio")
+    bubble = mean_settled(record, "pipeline/bubble_ratio")
     if bubble is not None:
-        entries.append((f"{bubble:.0%}", "bubble: share of the ranks' time without compute"))
+        at = measured_at(bubble_steps(record))
+        entries.append((f"{bubble:.0%}", f"bubble: share of the ranks' time without compute; {at}"))
     gain = gain_over_fixed(record)
     if gain is not None:
         entries.append((f"{gain:+.0%}", f"steps per second, simulated: {gain_text(record)}"))
-    tokens = record.last("throughput/tokens_per_sec")
+    tokens = rate(record, "throughput/tokens_per_sec")
     if tokens is not None:
-        entries.append((f"{tokens:,.0f}", "tokens per second"))
+        entries.append((f"{tokens:,.0f}", f"tokens per second: {RATE_TEXT}"))
     return entries
 
 
@@ -210,56 +217,3 @@ def _plan_table(record: RunRecord) -> str:
         if key != "stages" and value not in (None, "", [], {})
     ]
     return text + table(["field", "value"], plain, label="All fields of the plan", folded=True)
-
-
-def compare_page(records: Sequence[RunRecord]) -> str:
-    """Several runs side by side; the first three have lines."""
-    names = distinct_names(records)
-    measures: list[tuple[str, Callable[[RunRecord], float | None]]] = [
-        ("last training loss", lambda r: r.last("train/loss")),
-        ("encoder spread", lambda r: r.mean("variability/encoder_cv")),
-        ("LLM spread", lambda r: r.mean("variability/llm_cv")),
-        ("bubble", lambda r: r.mean("pipeline/bubble_ratio")),
-        ("step, ms", lambda r: r.mean("pipeline/step_ms")),
-        ("tokens/s", lambda r: r.mean("throughput/tokens_per_sec")),
-    ]
-    known = [entry for entry in measures if any(entry[1](r) is not None for r in records)]
-    rows = [
-        (name, record.policy, *(_number(measure(record)) for _, measure in known))
-        for name, record in zip(names, records, strict=True)
-    ]
-    body = section(
-        "Runs",
-        table(["run", "policy", *(name for name, _ in known)], rows, label="Runs compared"),
-        note="Means over the steps, but for the loss.",
-    )
-    charts = ""
-    for title, key, percent in (
-        ("Training loss", "train/loss", False),
-        ("Spread of encoder microbatches", "variability/encoder_cv", True),
-        ("Spread of LLM microbatches", "variability/llm_cv", True),
-        ("Bubble", "pipeline/bubble_ratio", True),
-        ("Tokens per second", "throughput/tokens_per_sec", False),
-    ):
-        lines = [
-            Line(name, record.series.get(key, []))
-            for name, record in zip(names[:3], records[:3], strict=True)
-        ]
-        charts += line_chart(title, lines, unit="", percent=percent)
-    body += section("Over the steps", f'<div class="pair">{charts}</div>')
-    return page("Runs compared", ", ".join(names), body)
-
-
-def distinct_names(records: Sequence[RunRecord]) -> list[str]:
-    """Names of runs; equal ones are numbered."""
-    names: list[str] = []
-    for record in records:
-        name, number = record.name or "run", 2
-        while name in names:
-            name, number = f"{record.name or 'run'} ({number})", number + 1
-        names.append(name)
-    return names
-
-
-def _number(value: float | None) -> float | str:
-    return "" if value is None else value

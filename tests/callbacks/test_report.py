@@ -14,7 +14,9 @@ from lightning_entrain.callbacks.report import RunReport
 from lightning_entrain.callbacks.throughput import ThroughputMonitor
 from lightning_entrain.callbacks.timeline import PipelineTimelineMonitor
 from lightning_entrain.callbacks.variability import WorkloadVariabilityMonitor
+from lightning_entrain.observe.rates import rate, step_ms
 from lightning_entrain.observe.run_files import read_run
+from lightning_entrain.observe.run_page import run_page
 from lightning_entrain.observe.run_record import RunRecord
 from lightning_entrain.report_app import main
 
@@ -126,6 +128,69 @@ def test_a_sweeps_folder_stands_for_its_runs(tmp_path, capsys):
     (tmp_path / "multirun.yaml").write_text("")
     main([str(tmp_path), "--output", str(tmp_path / "all.html")])
     assert ">run 0, run 2, run 10<" in (tmp_path / "all.html").read_text()
+
+
+def a_run(folder, name, **more):
+    """Windows of one step: a slow one, 1 s for 100 tokens, 1 s for 100 and 3 s for 900."""
+    spread = {"encoder_cv": 0.1, "llm_cv": 0.1}
+    record = RunRecord(
+        name=name,
+        policy="fixed",
+        environment={"processes": "2"},
+        plan={"dp": 1, "encoder_layers": [[0, 2]], "llm_layers": [[0, 1], [1, 2]]},
+        policies={
+            "this run": {"step_ms": 2.0, "schedule": "zero bubble", **spread},
+            "fixed": {"step_ms": 3.0, "schedule": "1F1B", **spread},
+        },
+        series={
+            "throughput/tokens_per_sec": [(1, 5.0), (2, 100.0), (3, 100.0), (4, 300.0)],
+            "throughput/step_seconds": [(1, 9.0), (2, 1.0), (3, 0.5), (4, 3.0)],
+            "throughput/data_wait_share": [(1, 0.0), (2, 0.0), (3, 0.5), (4, 0.0)],
+            "pipeline/bubble_ratio": [(1, 0.9), (3, 0.25)],
+            "variability/encoder_cv": [(0, 0.5), (1, 0.25)],
+            "val/loss": [(1, 1.25)],
+        },
+        **more,
+    )
+    folder.mkdir()
+    (folder / "run_record.json").write_text(record.to_json())
+    (folder / "report.html").write_text("its report")
+    return record
+
+
+def test_rates_are_the_same_everywhere_and_leave_out_warm_up(tmp_path, monkeypatch, capsys):
+    record = a_run(tmp_path / "a", "a")
+    a_run(tmp_path / "b c", "b")
+    assert rate(record, "throughput/tokens_per_sec") == pytest.approx(1100 / 5)
+    assert step_ms(record) == pytest.approx(5000 / 3)
+    assert "<b>220</b>" in run_page(record)
+    assert "measured at step 3<" in run_page(record)
+    monkeypatch.chdir(tmp_path)
+    main(["a", "b c"])
+    page = (tmp_path / "comparison.html").read_text()
+    cells = re.findall("<t[dh](?: [^>]*)?>(.*?)</t[dh]>", page.split("</table>")[0])
+    columns = len(cells) // 3
+    row = dict(zip(cells[:columns], cells[2 * columns :], strict=True))
+    assert row == {
+        "run": '<a href="b%20c/report.html">b</a>',
+        "policy": "fixed",
+        "schedule": "zero bubble",
+        "stages": "1 encoder + 2 LLM",
+        "processes": "2",
+        "last validation loss": "1.25",
+        "encoder spread": "37.5%",
+        "bubble": "25%",
+        "step, ms": "1,667",
+        "tokens/s": "220",
+        "gain, simulated": "+50%",
+    }
+    main(["a", "b c"])  # over its own page
+    assert capsys.readouterr().out == "comparison.html\n" * 2
+    (tmp_path / "comparison.html").write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["a", "b c"])
+    assert "comparison.html exists" in capsys.readouterr().err
+    assert (tmp_path / "comparison.html").read_text() == "mine"
 
 
 def test_the_documentation_names_every_monitor_and_its_example_runs(tmp_path):

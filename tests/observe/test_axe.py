@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_entrain.observe.compare_page import compare_page
 from lightning_entrain.observe.report import report_page
-from lightning_entrain.observe.run_page import compare_page, run_page
+from lightning_entrain.observe.run_page import run_page
 from lightning_entrain.observe.run_record import RunRecord
 from tests.observe.browser import audit, needs_axe
 from tests.observe.test_report import comparison

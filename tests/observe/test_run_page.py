@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lightning_entrain.observe.run_page import compare_page, run_page
+from lightning_entrain.observe.compare_page import compare_page
+from lightning_entrain.observe.run_page import run_page
 from lightning_entrain.observe.run_record import RunRecord
 from lightning_entrain.observe.style import RUN_STYLE as STYLE
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
