@@ -45,14 +45,16 @@ class ThroughputMonitor(StepMonitor):
     | `throughput/tflops_per_device` | model FLOPs trained, per device | TFLOPS |
     | `throughput/mfu` | the same over the named device's dense peak | none |
     | `throughput/data_wait_share` | share of the time spent waiting for the next batch | none |
-    | `throughput/planning_share` | time to plan a step over a step's time, wherever it is planned | none |
+    | `throughput/planning_share` | time to plan a step over a step's time | none |
 
-    Model FLOPs are known for models built from Hugging Face configurations. They count what training
-    asks for: forward everywhere, gradients of inputs behind the first trained layer, gradients of
-    weights for what is trained, so frozen modules and LoRA count less than full training. By the
-    convention of model FLOPs utilisation they do not count recomputation, which makes `mfu` smaller
-    than the share of the time that the device computes. `mfu` needs a device: a CUDA device that is known by name, or the one named
-    here; a CPU has none.
+    A step's planning time counts wherever it is planned, in a loader's worker too.
+
+    Model FLOPs are known for models built from Hugging Face configurations. They count what
+    training asks for: forward everywhere, gradients of inputs behind the first trained layer,
+    gradients of weights for what is trained, so frozen modules and LoRA count less than full
+    training. By the convention of model FLOPs utilisation they do not count recomputation, which
+    makes `mfu` smaller than the share of the time that the device computes. `mfu` needs a device: a
+    CUDA device that is known by name, or the one named here; a CPU has none.
 
     Args:
         every_n_steps: Steps between two values; None takes the trainer's `log_every_n_steps`.
@@ -60,7 +62,7 @@ class ThroughputMonitor(StepMonitor):
 
     Raises:
         ConfigError: If the interval is below 1 or the device is unknown.
-    """  # noqa: E501
+    """
 
     def __init__(self, every_n_steps: int | None = None, device_name: str | None = None) -> None:
         self.every_n_steps = None if every_n_steps is None else check_interval(every_n_steps)
