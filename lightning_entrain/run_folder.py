@@ -24,6 +24,7 @@ from lightning_entrain.job_ranks import is_launching
 LOCK_NAME = ".entrain.lock"
 """File in a run's folder that says who writes there; removed at the end of the run."""
 
+_NO_HANDLE = -1
 _HELD_ELSEWHERE = (errno.EAGAIN, errno.EACCES)
 
 
@@ -114,6 +115,8 @@ def release(folder: Path) -> None:
     if times > 1:
         _held[folder] = handle, times - 1
         return
+    if handle == _NO_HANDLE:  # the parent's
+        return
     with suppress(OSError):  # the folder may be gone
         (folder / LOCK_NAME).unlink()
     os.close(handle)
@@ -136,7 +139,7 @@ def _locked(path: Path) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle)
         except OSError as error:
             record = _record(handle)
             os.close(handle)
@@ -148,6 +151,31 @@ def _locked(path: Path) -> int:
             if os.fstat(handle).st_ino == os.stat(path).st_ino:
                 return handle
         os.close(handle)  # removed by its former holder between the two calls
+
+
+def _lock(handle: int) -> None:
+    """Lock a file, or raise OSError.
+
+    The system's own record locks (`lockf`) would end as soon as this process closes any handle of
+    the file, such as one that copies the folder.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD_ELSEWHERE:
+            raise
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _close_in_child() -> None:
+    """A forked child would keep the folder locked after its parent has been killed."""
+    for folder, (handle, times) in _held.items():
+        if handle != _NO_HANDLE:
+            os.close(handle)
+        _held[folder] = _NO_HANDLE, times
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _own_record() -> dict[str, Any]:

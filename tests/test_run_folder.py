@@ -57,6 +57,42 @@ def test_one_process_may_enter_again(tmp_path):
     assert not (tmp_path / LOCK_NAME).exists()
 
 
+READ = """
+import pathlib, sys, time
+from lightning_entrain.run_folder import LOCK_NAME, run_folder
+with run_folder(sys.argv[1]) as folder:
+    (folder / LOCK_NAME).read_text()
+    print("read", flush=True)
+    sys.stdin.readline()
+    import os
+    if os.fork() == 0:
+        print("forked", flush=True)
+        time.sleep(20)
+        os._exit(0)
+    time.sleep(20)
+"""
+
+
+def test_reading_the_lock_file_and_forking_change_nothing(tmp_path):
+    command = [sys.executable, "-c", READ, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+    try:
+        assert process.stdout.readline() == "read\n"
+        with pytest.raises(ConfigError, match="in use"), run_folder(tmp_path):
+            pass
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "forked\n"
+        process.kill()
+        process.wait()
+        with run_folder(tmp_path):  # the child lives on
+            pass
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def test_other_ranks_enter_the_folder_of_their_job(holder, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     with run_folder(tmp_path / "run") as folder:
@@ -90,6 +126,7 @@ def test_without_locks_of_the_file_system_the_record_decides(tmp_path, monkeypat
     def refuse(*args):
         raise OSError(errno.ENOLCK, "no locks")
 
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
     monkeypatch.setattr(module.fcntl, "lockf", refuse)
     lock = tmp_path / LOCK_NAME
     ended = subprocess.Popen([sys.executable, "-c", ""])
