@@ -110,9 +110,9 @@ def test_a_rank_that_hangs_is_named_and_ends_all(
 ) -> None:
     job = FailingJob()
     job.rank, job.how = 1, how
-    outcomes, _ = end_together(job, 3, {"llm_stages": 2, "timeout_seconds": 3}, tmp_path)
+    outcomes, _ = end_together(job, 3, {"llm_stages": 2, "timeout_seconds": 8}, tmp_path)
     said = re.compile(
-        rf"rank 1 has been in {where} for \d+ s\. Waiting for it, rank [02] failed first: "
+        rf"rank 1 has been in {where} for \d+ s[.;].*Waiting for (it|them), rank [02] failed first: "
         r"RuntimeError: .*[Tt]imed? ?out"
     )
     heard = [rank for rank, (_, text) in enumerate(outcomes) if said.search(str(text))]
@@ -190,15 +190,14 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     job = SlowJob()
     job.root = tmp_path
     ranks = Ranks(3, fit, job, {"llm_stages": 2}, 3, tmp_path)
+    deadline = time.monotonic() + 60
     while not (tmp_path / "there").exists():
         time.sleep(0.1)
         assert all(process.is_alive() for process in ranks.processes)
-    for pause in (0.3, 1.5, 0):  # a terminal and torchrun send the first one twice
+        assert time.monotonic() < deadline
+    for pause in (1.5, 0):  # which of two is a second one: test_signals.py
         for process in ranks.processes:
             os.kill(process.pid, signal.SIGINT)
         time.sleep(pause)
-        if pause:
-            assert all(process.is_alive() for process in ranks.processes) or pause > 1
-    start = time.monotonic()
-    assert ranks.outcomes() == [("ended", 128 + signal.SIGINT)] * 3
-    assert time.monotonic() - start < 3
+    # Without the second, the one that sleeps would hold the others up for stop_seconds.
+    assert ranks.outcomes(timeout=45) == [("ended", 128 + signal.SIGINT)] * 3
