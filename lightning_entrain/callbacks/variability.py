@@ -199,7 +199,7 @@ def _module_values(
         bound = least_max_load([costs[i] for entry in replica.llm for i in entry], len(own))
         gaps.append(max(own) / bound - 1 if bound > 0 else 0.0)
     num_microbatches = max((r.num_microbatches for r in replicas), default=1)
-    worked = [cost if count else 0.0 for cost, count in zip(costs, rows, strict=False)]
+    worked = [cost if count else 0.0 for cost, count in zip(costs, rows, strict=True)]
     fixed = imbalance(
         [
             math.fsum(worked[first:last])

@@ -115,6 +115,8 @@ def test_every_documented_key_has_the_value_computed_by_hand():
     }
     assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
     assert sorted(found) == sorted(documented(WorkloadVariabilityMonitor))
+    with pytest.raises(ValueError, match="longer"):  # rather than values of some samples
+        measure(assignment, [*sizes, sizes[0]], in_milliseconds=True)
 
 
 def test_without_costs_in_milliseconds_only_those_keys_are_missing(fit, batches):
