@@ -48,7 +48,7 @@ class TimelineConf:
     """Logs the idle time of the pipeline and its causes."""
 
     _target_: str = "lightning_entrain.callbacks.timeline.PipelineTimelineMonitor"
-    every_n_steps: int = option(20, "Steps between two looks; also step 1.", minimum=1)
+    every_n_steps: int = option(20, "Steps between two looks; also step 3.", minimum=1)
     picture_every_n_steps: int = option(100, "Steps between two pictures for W&B.", minimum=1)
     dirpath: str = option("${run_dir}", "Folder of plan.json and trace.json.")
 
@@ -71,7 +71,7 @@ class MemoryConf:
     """Logs each process's peak memory."""
 
     _target_: str = "lightning_entrain.callbacks.memory.MemoryMonitor"
-    every_n_steps: int = option(20, "Steps between two looks; also step 1.", minimum=1)
+    every_n_steps: int = option(20, "Steps between two looks; also step 3.", minimum=1)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class DriftConf:
     """Compares measured with predicted times, and names a better plan."""
 
     _target_: str = "lightning_entrain.callbacks.drift.CostModelDriftMonitor"
-    every_n_steps: int = option(20, "Steps between two looks; also step 1.", minimum=1)
+    every_n_steps: int = option(20, "Steps between two looks; also step 3.", minimum=1)
     tolerance: float = option(0.25, "Drift of a stage above which it warns.", above=0)
     min_gain: float = option(0.05, "Gain above which it names a better plan.", above=0)
 

@@ -49,7 +49,7 @@ class CostModelDriftMonitor(StepMonitor):
     | `plan/better_plan_gain` | part of the step time that the best other stages would save | none |
 
     Args:
-        every_n_steps: Steps between two looks; also step 1 is looked at.
+        every_n_steps: Steps between two looks; the first is at step 3, counted from 0.
         tolerance: Drift of a stage above which it warns, once.
         min_gain: Gain above which it names the better plan, once.
 

@@ -34,7 +34,7 @@ class MemoryMonitor(StepMonitor):
     | `memory/peak_over_predicted` | largest peak / largest prediction | none |
 
     Args:
-        every_n_steps: Steps between two looks; also step 1 is looked at.
+        every_n_steps: Steps between two looks; the first is at step 3, counted from 0.
 
     Attributes:
         peaks_gib: Rank 0: the last look, by global rank.

@@ -22,11 +22,15 @@ def step_ends(trainer: pl.Trainer) -> bool:
     return not trainer.fit_loop._should_accumulate()
 
 
+FIRST_LOOK = 3
+"""The first step, counted from 0, that surely is not warming up."""
+
+
 def is_due(step: int, every_n_steps: int) -> bool:
     """Whether a monitor looks at a step: every n, and at the first that is not warming up."""
-    if every_n_steps == 1:
+    if every_n_steps == 1 or step == FIRST_LOOK:
         return True
-    return step == 1 or (step > 0 and step % every_n_steps == 0)
+    return step > FIRST_LOOK and step % every_n_steps == 0
 
 
 def check_interval(every_n_steps: int) -> int:
@@ -44,9 +48,16 @@ class StepMonitor(Callback):
     """Logs values of a step once, to every logger, whatever the trainer's logging interval."""
 
     def log_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, values: Mapping[str, float]
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        values: Mapping[str, float],
+        *,
+        at_end_of: int | None = None,
     ) -> None:
         """Log values from ``on_train_batch_end``; every rank passes the same keys.
+
+        From ``on_train_end``, `at_end_of` names the step that they are of.
 
         They reach `trainer.callback_metrics` too, for other callbacks to monitor. With gradient
         accumulation, the values of the step's last global batch are the ones logged.
@@ -56,9 +67,9 @@ class StepMonitor(Callback):
         scalars = torch.tensor(list(values.values()), dtype=torch.float64).unbind()
         metrics = dict(zip(values, scalars, strict=True))
         trainer._logger_connector._callback_metrics.update(metrics)
-        if not step_ends(trainer):
+        if at_end_of is None and not step_ends(trainer):
             return
-        step = step_index(trainer)
+        step = step_index(trainer) if at_end_of is None else at_end_of
         if trainer.is_global_zero:
             history_of(trainer).add(step, values)
         for logger in trainer.loggers:

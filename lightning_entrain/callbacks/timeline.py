@@ -26,6 +26,7 @@ from lightning_entrain.observe.spread_metric import SpreadMetric
 from lightning_entrain.observe.step_page import timeline_page
 from lightning_entrain.observe.step_trace import StepTrace
 from lightning_entrain.observe.wandb_log import define_sections, log_file, log_page, wandb_runs
+from lightning_entrain.runtime.schedules import AUTO
 from lightning_entrain.schedule.timeline import Timeline
 
 TRACE_FILE = "trace.json"
@@ -42,7 +43,7 @@ class PipelineTimelineMonitor(StepMonitor):
     | key | meaning | unit |
     | --- | --- | --- |
     | `pipeline/bubble_ratio` | share of all ranks' time without compute | none |
-    | `pipeline/fill_drain_ratio` | of it, what the schedule costs with all work equal | none |
+    | `pipeline/fill_drain_ratio` | of it, what the best schedule costs with all work equal | none |
     | `pipeline/imbalance_ratio` | of it, what unequal work costs | none |
     | `pipeline/communication_ratio` | of it, what transfers and overhead cost | none |
     | `pipeline/rank<r>_bubble_ratio` | share of rank r's time without compute | none |
@@ -58,7 +59,8 @@ class PipelineTimelineMonitor(StepMonitor):
     `pipeline/timeline` now and then.
 
     Args:
-        every_n_steps: Steps between two looks; also step 1 is looked at.
+        every_n_steps: Steps between two looks; the first is at step 3, counted from 0, and the
+            last step is looked at, too.
         picture_every_n_steps: Steps between two pictures for W&B.
         dirpath: Folder of both files; None takes the trainer's.
 
@@ -82,6 +84,7 @@ class PipelineTimelineMonitor(StepMonitor):
         self.last_idle: StepIdle | None = None
         self.last_predicted: tuple[Timeline, ...] = ()
         self.last_step = -1
+        self._looked_at = -1
         self._batch: Any = None
         self._costs: BatchCosts | None = None
 
@@ -112,6 +115,7 @@ class PipelineTimelineMonitor(StepMonitor):
         step = self.last_step = step_index(trainer)
         if not step_ends(trainer) or not is_due(step, self.every_n_steps):
             return
+        self._looked_at = step
         values = trainer.strategy.broadcast(self._look(trainer))
         if values:
             self.log_step(trainer, pl_module, values)
@@ -122,7 +126,11 @@ class PipelineTimelineMonitor(StepMonitor):
         """Look at the last step in any case, and write its trace."""
         if not has_pipeline(trainer) or self._batch is None:
             return
-        self._look(trainer)
+        if self._looked_at != self.last_step:
+            self._looked_at = self.last_step
+            values = trainer.strategy.broadcast(self._look(trainer))
+            if values:
+                self.log_step(trainer, pl_module, values, at_end_of=self.last_step)
         trace = step_trace(trainer)
         if trace is None:
             return
@@ -145,7 +153,9 @@ class PipelineTimelineMonitor(StepMonitor):
             return {}
         assert self._costs is not None
         assignment = self._costs.assignment_of(self._batch)
-        self.last_idle = split_idle(trace)
+        planner = getattr(trainer.strategy, "step_planner", None)
+        chooses = planner is not None and planner.schedule == AUTO and planner.may_split
+        self.last_idle = split_idle(trace, may_split=chooses)
         self.last_predicted = self._predict(trainer, trace, assignment)
         return measured_values(trace, self.last_idle, self.last_predicted)
 

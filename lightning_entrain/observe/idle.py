@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from lightning_entrain.errors import ScheduleError
 from lightning_entrain.observe.step_trace import ReplicaTrace, StepTrace, compute_end_ms
+from lightning_entrain.runtime.step_plan import live_cap
+from lightning_entrain.schedule.choose import FAMILIES, choose_schedule
 from lightning_entrain.schedule.graph import Edge, StepGraph
-from lightning_entrain.schedule.types import Action, ActionKind, Schedule
+from lightning_entrain.schedule.one_f_one_b import build_1f1b
+from lightning_entrain.schedule.simulate import StepCosts, simulate
+from lightning_entrain.schedule.types import Action, ActionKind, RowCounts, Schedule
 
 Durations = Callable[[int, Action], float]
 """Milliseconds of an action of a rank."""
+
+_NUM_STEPS = 100
+"""Effort of the search for the best schedule of equal work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +29,8 @@ class RankIdle:
 
     Attributes:
         busy_ms: In compute actions.
-        fill_drain_ms: Idle that the schedule has even where all work is equal: the pipeline fills
-            and drains.
+        fill_drain_ms: Idle that the best schedule for equal work has, too: the pipeline fills and
+            drains.
         imbalance_ms: Idle that equal microbatches, stages and replicas would not have.
         communication_ms: Idle that transfers without duration would not have, and what the
             runtime itself takes between actions.
@@ -74,36 +84,38 @@ class StepIdle:
         return sum(getattr(rank, name) for rank in self.ranks) / total if total else 0.0
 
 
-def split_idle(trace: StepTrace) -> StepIdle:
+def split_idle(trace: StepTrace, *, may_split: bool = False) -> StepIdle:
     """Split each rank's idle time by asking what would be left of it.
 
-    The replica's schedule is run again twice in predicted time. With each action as long as it was
-    measured but transfers that take no time, the step shortens: that part was communication. With
-    all work equal, too (each kind of action has one duration, each rank the same total), what idle
-    time is left is the schedule's own: it fills and drains. The rest is imbalance, among it the
-    wait for a slower replica. The parts are not negative and add up to the measured idle time.
+    Communication: with each action as long as it was measured but transfers that take no time,
+    the replica's schedule is shorter by this. Fill and drain: what the best schedule idles where
+    all work is equal, every microbatch and every rank, with as many microbatches on the same
+    stages; it is chosen anew, for a schedule that was chosen for unequal work would not be used
+    then. The rest is imbalance: unequal microbatches, stages, and the wait for a slower replica.
+    The parts are not negative and add up to the measured idle time.
 
     Args:
         trace: A measured step.
+        may_split: Whether the best schedule for equal work may split B into I and W although the
+            one that ran does not, as where each step's is chosen.
     """
     step_ms = trace.step_ms
     ranks: list[RankIdle] = []
     for replica in trace.replicas:
-        ranks += _split_replica(replica, step_ms)
+        ranks += _split_replica(replica, step_ms, may_split)
     return StepIdle(step_ms=step_ms, ranks=tuple(ranks))
 
 
-def _split_replica(replica: ReplicaTrace, step_ms: float) -> list[RankIdle]:
+def _split_replica(replica: ReplicaTrace, step_ms: float, may_split: bool) -> list[RankIdle]:
     measured_ms = compute_end_ms(replica.timeline)
     took = durations_of(replica)
     graph = StepGraph(replica.schedule.placement, replica.rows)
     ranks = replica.schedule.ranks
     without_transfers_ms = run_in_time(graph, ranks, lambda r, a: took[r, a])
     communication = max(measured_ms - without_transfers_ms, 0.0)
-    even = even_durations(replica.schedule, took)
     busy = [sum(took[r, action] for action in own) for r, own in enumerate(ranks)]
-    even_busy = sum(busy) / len(busy)
-    fill_drain = max(run_in_time(graph, ranks, lambda r, a: even[r, a]) - even_busy, 0.0)
+    num_microbatches = replica.rows.num_microbatches
+    fill_drain = even_idle_ms(replica.schedule, num_microbatches, took, may_split=may_split)
     found = []
     for own_busy in busy:
         # A rank that is busy nearly all the time has less idle time than the parts ask for.
@@ -135,24 +147,76 @@ def durations_of(replica: ReplicaTrace) -> dict[tuple[int, Action], float]:
     }
 
 
-def even_durations(
-    schedule: Schedule, took: Mapping[tuple[int, Action], float]
-) -> dict[tuple[int, Action], float]:
-    """Durations of equal work: one per kind, scaled so that all ranks are busy equally long."""
-    sums: dict[ActionKind, list[float]] = {}
+def even_idle_ms(
+    schedule: Schedule,
+    num_microbatches: int,
+    took: Mapping[tuple[int, Action], float],
+    *,
+    may_split: bool = False,
+) -> float:
+    """Each rank's idle time in the best schedule for equal work.
+
+    Args:
+        schedule: The one that ran.
+        num_microbatches: K.
+        took: What its actions took, in milliseconds, by rank and action.
+        may_split: Whether the best one may split B into I and W; it may where this one does.
+    """
+    placement, count = schedule.placement, num_microbatches
+    rows = RowCounts(
+        encoder=(1,) * count, segments={(k, k): 1 for k in range(count)}, llm=(1,) * count
+    )
+    costs = _even_costs(schedule, count, took)
+    kinds = {action.kind for own in schedule.ranks for action in own}
+    splits = may_split or bool(kinds & {ActionKind.I, ActionKind.W})
+    try:
+        found = choose_schedule(
+            placement,
+            rows,
+            costs,
+            max_bytes=live_cap(placement),
+            families=FAMILIES if splits else ("1f1b",),
+            may_reorder=False,
+            num_steps=_NUM_STEPS,
+        ).simulation
+    except ScheduleError:
+        found = simulate(build_1f1b(placement, rows), costs, rows)
+    return max(found.iteration_ms - sum(took.values()) / len(schedule.ranks), 0.0)
+
+
+def _even_costs(
+    schedule: Schedule, num_microbatches: int, took: Mapping[tuple[int, Action], float]
+) -> StepCosts:
+    """All ranks busy equally long; F, I and W of a stage keep their measured proportions."""
+    placement = schedule.placement
+    sums = np.zeros((3, placement.num_stages))
+    columns = {ActionKind.F: 0, ActionKind.I: 1, ActionKind.W: 2}
     for (_, action), duration in took.items():
-        entry = sums.setdefault(action.kind, [0.0, 0.0])
-        entry[0] += duration
-        entry[1] += 1
-    means = {kind: total / count for kind, (total, count) in sums.items()}
-    target = sum(took.values()) / max(len(schedule.ranks), 1)
-    even = {}
-    for rank, own in enumerate(schedule.ranks):
-        total = sum(means[action.kind] for action in own)
-        factor = target / total if total else 0.0
-        for action in own:
-            even[rank, action] = means[action.kind] * factor
-    return even
+        if action.kind in columns:
+            sums[columns[action.kind], action.stage] += duration
+    gradients = sums[1:].sum()
+    input_part = sums[1].sum() / gradients if gradients else 0.5
+    for (_, action), duration in took.items():
+        if action.kind == ActionKind.B:
+            sums[1, action.stage] += duration * input_part
+            sums[2, action.stage] += duration * (1 - input_part)
+    target = sums.sum() / placement.num_ranks
+    mean = sums.sum(axis=1, keepdims=True) / placement.num_stages
+    for rank in range(placement.num_ranks):
+        own = list(placement.stages_of(rank))
+        if not sums[:, own].sum():  # had nothing to do, as an encoder without images
+            sums[:, own] = mean
+        busy = sums[:, own].sum()
+        sums[:, own] *= target / busy if busy else 0.0
+    tables = np.repeat(sums[:, :, None] / max(num_microbatches, 1), num_microbatches, axis=2)
+    # Of equal microbatches each stage holds its part of its rank's.
+    held = [1 / len(placement.stages_of(rank)) for rank in placement.stage_to_rank]
+    return StepCosts(
+        forward_ms=tables[0],
+        input_ms=tables[1],
+        weight_ms=tables[2],
+        activation_bytes=np.repeat(np.array(held)[:, None], num_microbatches, axis=1),
+    )
 
 
 def run_in_time(graph: StepGraph, ranks: Sequence[Sequence[Action]], duration: Durations) -> float:

@@ -2,9 +2,11 @@
 
 import pytest
 
-from lightning_entrain.observe.idle import durations_of, even_durations, split_idle
+from lightning_entrain.observe.idle import durations_of, split_idle
 from lightning_entrain.observe.step_trace import RankRecord, ReplicaTrace, StepTrace, join_records
+from lightning_entrain.schedule.choose import FAMILIES, choose_schedule
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
+from lightning_entrain.schedule.simulate import StepCosts, simulate
 from lightning_entrain.schedule.timeline import Timeline, TimelineRow
 from lightning_entrain.schedule.types import Action, Placement, RowCounts
 
@@ -39,9 +41,9 @@ def check_sums(trace, idle):
     assert parts == pytest.approx(idle.bubble_ratio, abs=1e-12)
 
 
-def split(*replicas):
+def split(*replicas, may_split=False):
     trace = StepTrace(replicas=tuple(replicas), planning_ms=0.0)
-    idle = split_idle(trace)
+    idle = split_idle(trace, may_split=may_split)
     check_sums(trace, idle)
     return idle
 
@@ -143,7 +145,58 @@ def test_equal_work_means_equally_busy_ranks_also_where_one_has_more_stages():
     # Both ranks are busy 4 ms of 8, one after the other, as with equal work: nothing is imbalance.
     assert [r.fill_drain_ms for r in idle.ranks] == pytest.approx([4.0, 4.0])
     assert idle.imbalance_ratio == pytest.approx(0.0)
-    took = {(row.rank, row.action): row.duration_ms for row in timeline.rows}
-    even = even_durations(schedule, took)
-    totals = [sum(even[rank, action] for action in own) for rank, own in enumerate(schedule.ranks)]
-    assert totals == pytest.approx([4.0, 4.0])
+
+
+def as_scheduled(schedule, costs, rows):
+    """A replica that ran exactly as simulated."""
+    timeline = simulate(schedule, costs, rows).timeline
+    return ReplicaTrace(schedule=schedule, rows=rows, timeline=timeline)
+
+
+def chosen_for(encoder_loads, llm_loads, families=FAMILIES, may_split=None):
+    """A step of these microbatches on two ranks, by the fastest schedule, without transfers."""
+    count = len(encoder_loads)
+    rows = RowCounts(
+        encoder=(8,) * count, segments={(k, k): 2 for k in range(count)}, llm=(5,) * count
+    )
+    factors = [(1 / 3,) * 3] * 2
+    costs = StepCosts.from_loads(
+        PLACEMENT, encoder_loads, llm_loads, (1.0, 1.0), stage_factors=factors
+    )
+    choice = choose_schedule(PLACEMENT, rows, costs, families=families, seed=0)
+    may_split = len(families) > 1 if may_split is None else may_split
+    return split(as_scheduled(choice.tuned.schedule, costs, rows), may_split=may_split)
+
+
+def test_a_schedule_chosen_for_uneven_work_does_not_make_imbalance_fill_and_drain():
+    """For these microbatches whole B is best, for equal ones it is not."""
+    loads = [58.7, 1.3, 58.7, 1.3], [12.4, 12.4, 93.1, 2.1]
+    even, uneven = chosen_for([30.0] * 4, [30.0] * 4), chosen_for(*loads)
+    assert uneven.imbalance_ratio > uneven.fill_drain_ratio
+    assert uneven.fill_drain_ratio < even.fill_drain_ratio
+    whole, chosen = (chosen_for(*loads, ("1f1b",), may_split=s) for s in (False, True))
+    assert chosen.bubble_ratio == whole.bubble_ratio
+    assert chosen.fill_drain_ratio < 0.6 * whole.fill_drain_ratio
+
+
+@pytest.mark.parametrize("families", [FAMILIES, ("1f1b",)])
+def test_uneven_microbatches_are_imbalance_whatever_schedule_was_chosen_for_them(families):
+    """Both stages have as much work in all; only the microbatches differ."""
+    even = chosen_for([30.0] * 4, [30.0] * 4, families)
+    uneven = chosen_for([6.0, 72.0, 12.0, 30.0], [72.0, 6.0, 30.0, 12.0], families)
+    assert even.imbalance_ratio == pytest.approx(0.0, abs=1e-9)
+    assert even.fill_drain_ratio == pytest.approx(even.bubble_ratio)
+    assert even.fill_drain_ratio < (0.15 if len(families) > 1 else 0.21)
+    assert uneven.communication_ratio == pytest.approx(0.0, abs=1e-9)
+    assert uneven.imbalance_ratio > 0.07
+    # It fills and drains for as long as with equal work.
+    assert uneven.fill_drain_ratio * uneven.step_ms == pytest.approx(
+        even.fill_drain_ratio * even.step_ms
+    )
+
+
+def test_an_unequal_stage_is_imbalance_under_a_chosen_schedule():
+    idle = chosen_for([30.0] * 4, [90.0] * 4)
+    encoder, llm = idle.ranks
+    assert encoder.imbalance_ms > encoder.fill_drain_ms
+    assert llm.imbalance_ms == pytest.approx(0.0)
