@@ -10,24 +10,24 @@ from typing import Any
 
 BETWEEN = "the code between steps (data, optimizer, callbacks)"
 
-_SILENT_SECONDS = 5.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a rank said of itself.
 
+    Durations and a counter: the clocks of two machines may differ.
+
     Attributes:
         what: Action, or part of a step, in words.
         waits: Whether it waits for other ranks there.
-        since: When that began, seconds since 1970.
-        seen: When it said so, seconds since 1970.
+        stands_seconds: For how long it had been there when it said so.
+        count: How often it has said something.
     """
 
     what: str
     waits: bool
-    since: float
-    seen: float
+    stands_seconds: float
+    count: int
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -48,6 +48,7 @@ class Activity:
 
     def __init__(self) -> None:
         self._now: tuple[object, bool, float] = ("the start of the job", False, time.monotonic())
+        self._num_reports = 0
 
     def enter(self, what: object, *, waits: bool = False) -> None:
         """From now on the rank does this.
@@ -75,28 +76,40 @@ class Activity:
     def report(self) -> Report:
         """What the rank does at this moment."""
         what, waits, since = self._now
-        now = time.time()
-        return Report(what=str(what), waits=waits, since=now - (time.monotonic() - since), seen=now)
+        self._num_reports += 1
+        return Report(
+            what=str(what),
+            waits=waits,
+            stands_seconds=time.monotonic() - since,
+            count=self._num_reports,
+        )
 
 
-def suspects(reports: Mapping[int, Report], longer_than: float) -> list[tuple[int, str]]:
+def suspects(
+    before: Mapping[int, Report],
+    after: Mapping[int, Report],
+    between_seconds: float,
+    *,
+    longer_than: float | None,
+) -> list[tuple[int, str]]:
     """Ranks that others may be waiting for, and what they were last known to do.
 
     Args:
-        reports: By global rank, the last ones.
-        longer_than: Seconds in one place that are too many.
+        before: Reports by global rank.
+        after: The same, read again.
+        between_seconds: Time from the one to the other, in which a live rank reports several times.
+        longer_than: Seconds in one place that are too many; None to name silent ranks only.
 
     Returns:
         Rank and text, those that stand still longest first.
     """
-    now = time.time()
     found = []
-    for rank, report in reports.items():
-        stands = now - report.since
-        silent = now - report.seen
-        if silent > max(_SILENT_SECONDS, longer_than):
-            text = f"rank {rank} has not reported for {silent:.0f} s, and was in {report.what} then"
-        elif not report.waits and stands > longer_than:
+    for rank, report in after.items():
+        stands = report.stands_seconds
+        if rank in before and before[rank].count == report.count:
+            stands += between_seconds
+            text = f"rank {rank} no longer reports, and was in {report.what}"
+        elif longer_than is not None and not report.waits and stands > longer_than:
             text = f"rank {rank} has been in {report.what} for {stands:.0f} s"
         else:
             continue

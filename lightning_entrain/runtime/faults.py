@@ -6,10 +6,12 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -20,15 +22,19 @@ from lightning_entrain.runtime.activity import Activity, Report, in_words, suspe
 _POLL_SECONDS = 0.5
 _HEARSAY_SECONDS = 3.0
 _NUM_FRAMES = 12
-_CONNECTION_WORDS = ("gloo", "nccl", "connection", "timed out", "process group", "store")
+_CONNECTION = re.compile(
+    r"\b(gloo|nccl|tcpstore|processgroup\w*|process group|broken pipe|timed out (after|waiting)"
+    r"|connection (closed by peer|reset by peer|refused))\b",
+    re.IGNORECASE,
+)
+_TIME_OUT = re.compile(r"\b(timed ?out|time-?out)\b", re.IGNORECASE)
 
 
 def is_lost_connection(error: BaseException) -> bool:
     """Whether an error tells only that some other rank is gone or late."""
     if isinstance(error, dist.DistError):
         return True
-    text = str(error).lower()
-    return type(error) is RuntimeError and any(word in text for word in _CONNECTION_WORDS)
+    return type(error) is RuntimeError and _CONNECTION.search(str(error)) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +123,7 @@ class FaultWatch:
         self.reported = True
         standing: list[tuple[int, str]] = []
         if is_lost_connection(error):
-            self._listen(_HEARSAY_SECONDS)
-            if self.first_error() is None:
-                standing = suspects(self._reports(), _HEARSAY_SECONDS)
+            standing = self._find_suspects(timed_out=_TIME_OUT.search(str(error)) is not None)
         else:
             self._own_traceback = "".join(traceback.format_exception(error))
         notes = "; ".join(getattr(error, "__notes__", []))
@@ -152,15 +156,48 @@ class FaultWatch:
         while self.first_error() is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS / 5)
 
+    def _find_suspects(self, *, timed_out: bool) -> list[tuple[int, str]]:
+        """Listen for the first error; if there is none, see which ranks are silent or stand still.
+
+        One rank looks for all: with many ranks, the store could not answer each about every other.
+        """
+        if not self._looks_for_all():
+            self._listen(3 * _HEARSAY_SECONDS)
+            return []
+        before, begin = self._reports(), time.monotonic()
+        self._listen(_HEARSAY_SECONDS)
+        if self.first_error() is not None:
+            return []
+        between = time.monotonic() - begin
+        longer_than = _HEARSAY_SECONDS if timed_out else None
+        return suspects(before, self._reports(), between, longer_than=longer_than)
+
+    def _looks_for_all(self) -> bool:
+        with self._lock, contextlib.suppress(RuntimeError):
+            own = str(self._rank)
+            return self._store.compare_set(f"{self._prefix}/looks", "", own) == own.encode()
+        return False
+
     def _reports(self) -> dict[int, Report]:
         """What the other ranks last said of themselves."""
         found: dict[int, Report] = {}
+        ranks = [rank for rank in range(self._world_size) if rank != self._rank]
         with self._lock, contextlib.suppress(RuntimeError):
-            for rank in range(self._world_size):
-                key = f"{self._prefix}/activity/{rank}"
-                if rank != self._rank and self._store.check([key]):
-                    found[rank] = Report.from_dict(json.loads(self._store.get(key)))
+            self._read(ranks, found)
         return found
+
+    def _read(self, ranks: Sequence[int], found: dict[int, Report]) -> None:
+        """All at once; in halves where one has said nothing yet, whose record cannot be read."""
+        keys = [f"{self._prefix}/activity/{rank}" for rank in ranks]
+        if not keys:
+            return
+        if self._store.check(keys):
+            for rank, record in zip(ranks, self._store.multi_get(keys), strict=True):
+                found[rank] = Report.from_dict(json.loads(record))
+        elif len(ranks) > 1:
+            half = len(ranks) // 2
+            self._read(ranks[:half], found)
+            self._read(ranks[half:], found)
 
     def _tell_activity(self) -> None:
         record = json.dumps(self._activity.report().to_dict())
@@ -185,11 +222,11 @@ class FaultWatch:
         return self._first
 
     def _watch(self) -> None:
+        self._tell_activity()  # so that a rank is known to have been there
         while not self._done.wait(_POLL_SECONDS):
             first = self.first_error()
             if first is None:
-                if not self.reported:
-                    self._tell_activity()
+                self._tell_activity()
                 continue
             if first.rank is None and self.orderly:
                 return  # rank 0 has finished, this rank may still have work of its own

@@ -83,11 +83,15 @@ def test_a_rank_that_raises_ends_all(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_is_killed_ends_all(rank: int, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_ends_all(
+    rank: int, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     job = FailingJob()
     job.rank, job.how = rank, "kill"
-    outcomes, _ = end_together(job, 3, {"llm_stages": 2}, tmp_path)
+    outcomes, text = end_together(job, 3, {"llm_stages": 2}, tmp_path)
     assert outcomes[rank] == ("ended", -signal.SIGKILL)
+    if rank > 0:  # with rank 0 the store is gone in which ranks report
+        assert f"rank {rank} no longer reports" in text + capfd.readouterr().err
 
 
 class DisagreeingJob(Job):
@@ -112,8 +116,8 @@ def test_a_rank_that_hangs_is_named_and_ends_all(
     job.rank, job.how = 1, how
     outcomes, _ = end_together(job, 3, {"llm_stages": 2, "timeout_seconds": 8}, tmp_path)
     said = re.compile(
-        rf"rank 1 has been in {where} for \d+ s[.;].*Waiting for (it|them), rank [02] failed first: "
-        r"RuntimeError: .*[Tt]imed? ?out"
+        rf"rank 1 has been in {where} for \d+ s[.;].*Waiting for (it|them), rank [02] "
+        r"failed first: RuntimeError: .*[Tt]imed? ?out"
     )
     heard = [rank for rank, (_, text) in enumerate(outcomes) if said.search(str(text))]
     printed = capfd.readouterr().err
