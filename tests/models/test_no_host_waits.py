@@ -1,6 +1,7 @@
 """A microbatch never makes the host wait for the device.
 
 On the meta device there are no values: whatever asks for one, as a host does that waits, raises.
+A copy from pageable memory to a device, for which a host waits, too, is not noticed.
 """
 
 from __future__ import annotations
