@@ -491,6 +491,9 @@ class EntrainStrategy(StoppingStrategy):
 
     def teardown(self) -> None:
         """Detach the engine; the ranks stay connected for a further fit or validate."""
+        if not self._failed:
+            self._finite.flush()
+        self._finite.reset()
         if self._run_plan.partition is not None:
             self._partition.model.detach_engine()
         if self._engine is not None:

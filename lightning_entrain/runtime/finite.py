@@ -20,6 +20,19 @@ class FiniteCheck:
         self._pending: deque[tuple[int, Tensor, Any]] = deque(maxlen=_MAX_PENDING)
         self._warned = False
 
+    def reset(self) -> None:
+        """A new run begins."""
+        self._pending.clear()
+        self._warned = False
+
+    def flush(self) -> None:
+        """Look at the last losses, waiting for them; at the end of a run."""
+        while self._pending and not self._warned:
+            step, loss, arrived = self._pending.popleft()
+            if arrived is not None:
+                arrived.synchronize()
+            self._check(step, float(loss))
+
     def note(self, step: int, loss: Tensor) -> None:
         """Take a step's loss; warn at the first that is infinite or not a number.
 

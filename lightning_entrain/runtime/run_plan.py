@@ -130,11 +130,14 @@ class RunPlan:
         """
         assert self.partition is not None
         merged: dict[str, bool] = {}
+        told_by: dict[str, int] = {}
         for rank, own in enumerate(flags):
             for name, trained in own.items():
+                other = told_by.setdefault(name, rank)
                 if merged.setdefault(name, trained) is not trained:
+                    ranks = (rank, other) if trained else (other, rank)
                     raise ConfigError(
-                        f"{name} is {'trained' if trained else 'frozen'} on rank {rank} alone",
+                        f"{name} is trained on rank {ranks[0]} and frozen on rank {ranks[1]}",
                         limit="all ranks train the same parameters",
                         remedy="freeze or thaw it on every rank",
                     )

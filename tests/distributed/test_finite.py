@@ -73,3 +73,24 @@ def test_a_loss_that_has_not_arrived_is_left_for_later() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check.note(4, torch.tensor(math.nan))
+
+
+def test_the_last_loss_is_told_at_the_end_and_a_new_run_begins_anew() -> None:
+    class Event:
+        waited = False
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            self.waited = True
+
+    check, event = FiniteCheck(), Event()
+    check._pending.append((7, torch.tensor(math.inf), event))
+    check.note(8, torch.tensor(1.0))
+    with pytest.warns(UserWarning, match="The loss of step 7 is inf"):
+        check.flush()
+    assert event.waited
+    check.reset()
+    with pytest.warns(UserWarning, match="The loss of step 1 is nan"):
+        check.note(1, torch.tensor(math.nan))
