@@ -24,7 +24,6 @@ from lightning_entrain.checkpoint.optimizer_state import (
 )
 from lightning_entrain.data.batch import DataNeeds, PlannedBatch
 from lightning_entrain.data.planned import Costs
-from lightning_entrain.errors import ConfigError
 from lightning_entrain.models.batch_check import check_rows
 from lightning_entrain.plan.layout import LayoutRequest, StageLayout
 from lightning_entrain.plan.types import ParallelPlan
@@ -33,32 +32,25 @@ from lightning_entrain.planning import Workload
 from lightning_entrain.runtime.engine import PipelineEngine
 from lightning_entrain.runtime.finite import FiniteCheck
 from lightning_entrain.runtime.gradients import (
-    clip_by_norm,
     copy_from_first_replica,
-    global_norm,
     sum_over_replicas,
 )
 from lightning_entrain.runtime.groups import create_groups
 from lightning_entrain.runtime.launcher import EntrainLauncher, check_not_interactive
 from lightning_entrain.runtime.partition import ModelPartition, find_model
+from lightning_entrain.runtime.precision import WIRE_DTYPES, PipelinePrecision
 from lightning_entrain.runtime.recorder import StepRecorder
 from lightning_entrain.runtime.run_plan import RunPlan
 from lightning_entrain.runtime.step_plan import StepPlan, StepPlanner
-from lightning_entrain.runtime.stopping import INTERRUPTED, StoppingStrategy
+from lightning_entrain.runtime.stopping import INTERRUPTED
 from lightning_entrain.runtime.ties import TiedCopies, create_tie_groups
 
 __all__ = ["INTERRUPTED", "EntrainStrategy"]
 
 _Result = TypeVar("_Result")
-_WIRE_DTYPES = {
-    "32-true": "float32",
-    "64-true": "float64",
-    "bf16-true": "bfloat16",
-    "bf16-mixed": "bfloat16",
-}
 
 
-class EntrainStrategy(StoppingStrategy):
+class EntrainStrategy(PipelinePrecision):
     """Trains a vision-language model as a pipeline whose first stages hold the encoder.
 
     The LightningModule stays plain: it holds one :class:`EntrainModel` and its ``training_step``
@@ -197,7 +189,7 @@ class EntrainStrategy(StoppingStrategy):
         if self._run_plan.partition is None:
             return None
         return self._run_plan.step_planner(
-            self.global_rank, _WIRE_DTYPES[str(self.precision_plugin.precision)]
+            self.global_rank, WIRE_DTYPES[str(self.precision_plugin.precision)]
         )
 
     @property
@@ -387,42 +379,6 @@ class EntrainStrategy(StoppingStrategy):
             sum_at_backward=not self.lightning_module.automatic_optimization,
         )
         self._partition.model.attach_engine(self._engine)
-
-    @property
-    def precision_plugin(self) -> Precision:
-        """Lightning's precision plugin, clipping by the norm over all stages."""
-        return super().precision_plugin
-
-    @precision_plugin.setter
-    def precision_plugin(self, plugin: Precision | None) -> None:
-        if plugin is not None:
-            plugin.clip_grad_by_norm = self._clip_by_global_norm  # type: ignore[method-assign]
-            plugin.clip_grad_by_value = self._clip_by_value  # type: ignore[method-assign]
-        self._precision_plugin = plugin
-
-    def _check_precision(self) -> None:
-        if str(self.precision_plugin.precision) not in _WIRE_DTYPES:
-            raise ConfigError(
-                f"precision={self.precision_plugin.precision!r}",
-                limit=f"one of {', '.join(sorted(_WIRE_DTYPES))}",
-                remedy="use bf16-mixed; a loss scaler would need one scale over all stages",
-            )
-
-    def _clip_by_global_norm(self, optimizer: Optimizer, clip_val: float) -> None:
-        plugin = self.precision_plugin
-        if self._one_stage:
-            type(plugin).clip_grad_by_norm(plugin, optimizer, clip_val)
-            return
-        parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
-        twice = self._tied.seconds if self._tied is not None else set()
-        gradients = [p.grad for p in parameters if p.grad is not None and p not in twice]
-        norm = global_norm(gradients, self.root_device, self._groups.pipeline)
-        clip_by_norm([p.grad for p in parameters if p.grad is not None], clip_val, norm)
-
-    def _clip_by_value(self, optimizer: Optimizer, clip_val: float) -> None:
-        plugin = self.precision_plugin
-        if any(p.grad is not None for p in plugin.main_params(optimizer)):  # torch wants one
-            type(plugin).clip_grad_by_value(plugin, optimizer, clip_val)
 
     # --- a step -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 
 from lightning_entrain import strategy as strategy_module
 from lightning_entrain.runtime import executor as executor_module
+from lightning_entrain.runtime import precision as precision_module
 from lightning_entrain.runtime.accumulate import GradientAccumulator
 from lightning_entrain.runtime.transfer import Transfers
 from lightning_entrain.runtime.weight_store import WeightStore
@@ -75,7 +76,7 @@ def clip_by_the_stage() -> None:
     def mutant(gradients: Any, device: torch.device, group: Any) -> torch.Tensor:
         return torch.nn.utils.get_total_norm(gradients)
 
-    strategy_module.global_norm = mutant
+    precision_module.global_norm = mutant
 
 
 def keep_the_last_gradient_only() -> None:
