@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import netrc
 import os
 from collections.abc import Mapping
@@ -38,6 +40,17 @@ class StepCSVLogger(CSVLogger):
         super().__init__(
             save_dir, name="", version="", flush_logs_every_n_steps=flush_logs_every_n_steps
         )
+        self._keep_before = 0
+
+    def keep_before(self, step: int) -> None:
+        """Go on in a `metrics.csv` that is there, after its rows of the steps before this one.
+
+        Without this call, or with 0, a former file is replaced.
+
+        Args:
+            step: First step that is logged now; later rows of the file are dropped.
+        """
+        self._keep_before = step
 
     @property
     def log_dir(self) -> str:
@@ -50,7 +63,7 @@ class StepCSVLogger(CSVLogger):
         """The writer; it exists on rank 0 alone."""
         if self._experiment is None:
             Path(self.save_dir).mkdir(parents=True, exist_ok=True)
-            self._experiment = _StepWriter(self.save_dir)
+            self._experiment = _StepWriter(self.save_dir, keep_before=self._keep_before)
         return self._experiment
 
     @rank_zero_only
@@ -63,8 +76,29 @@ class StepCSVLogger(CSVLogger):
 class _StepWriter(ExperimentWriter):
     """Holds the newest row back until the next step begins, so that it can still grow."""
 
+    def __init__(self, log_dir: str, *, keep_before: int = 0) -> None:
+        self._keep_before = keep_before
+        super().__init__(log_dir)
+
     def _check_log_dir_exists(self) -> None:
-        Path(self.metrics_file_path).unlink(missing_ok=True)
+        path = Path(self.metrics_file_path)
+        rows: list[dict[str, str]] = []
+        if self._keep_before and path.is_file():
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                keys = list(reader.fieldnames or ())
+                if "step" in keys:
+                    rows = [row for row in reader if _step_of(row) < self._keep_before]
+        if not rows:
+            path.unlink(missing_ok=True)
+            return
+        self.metrics_keys = keys
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=keys)
+            writer.writeheader()
+            writer.writerows({key: row[key] for key in keys} for row in rows)
+        os.replace(partial, path)
 
     def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
         super().log_metrics(metrics_dict, step)
@@ -85,6 +119,14 @@ class _StepWriter(ExperimentWriter):
         new_keys = super()._record_new_keys()
         self.metrics_keys.sort(key=lambda key: (key != "step", key != "epoch", key))
         return new_keys
+
+
+def _step_of(row: Mapping[str, str]) -> float:
+    """Step of a row; infinite where a kill cut the row off."""
+    try:
+        return math.inf if None in row.values() else float(row["step"])
+    except ValueError:
+        return math.inf
 
 
 def wandb_key_is_configured(environment: Mapping[str, str] = os.environ) -> bool:
@@ -153,3 +195,16 @@ def make_wandb_logger(
     )
     logger._wandb_init.pop("anonymous", None)  # W&B warns of it, whatever its value
     return logger
+
+
+def continue_wandb_run(logger: WandbLogger, run_id: str) -> None:
+    """Log to a W&B run that exists, unless the logger has begun one.
+
+    Offline, the part that follows is a folder of its own with the same id, and `wandb sync` of
+    both uploads one run.
+    """
+    if logger._experiment is not None:
+        return
+    logger._wandb_init["id"] = logger._id = run_id
+    if logger._wandb_init.get("mode") == "online":
+        logger._wandb_init["resume"] = "allow"

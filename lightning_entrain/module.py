@@ -47,7 +47,8 @@ class EntrainLightningModule(pl.LightningModule):
         schedule: ``cosine`` or ``constant``, after the warm-up.
         warmup_steps: Optimizer steps of linear warm-up.
         min_learning_rate_ratio: The cosine ends at this share of the peak.
-        max_steps: Optimizer step at which the cosine ends; the trainer's last step if None.
+        max_steps: Optimizer step at which the cosine ends; the trainer's last step if None. A
+            resumed run follows its own value, not the checkpoint's.
         freeze: Parts of the model that are not trained: some of ``encoder``, ``projector``,
             ``llm``.
         lora: Modules that are trained by adapters alone (the extra ``lora``): some of ``encoder``,
@@ -142,7 +143,7 @@ class EntrainLightningModule(pl.LightningModule):
             optimizer = torch.optim.SGD(
                 groups, lr=options["learning_rate"], momentum=options["momentum"]
             )
-        scheduler = LambdaLR(optimizer, self._factor())
+        scheduler = PresentSchedule(optimizer, self._factor())
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1},
@@ -209,6 +210,26 @@ class LearningRateFactor:
         span = max(self.last_step - self.warmup_steps, 1)
         progress = min((step - self.warmup_steps) / span, 1.0)
         return self.min_ratio + (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class PresentSchedule(LambdaLR):
+    """A `LambdaLR` that keeps its own peak and factor when a checkpoint is loaded.
+
+    Of the checkpoint it takes the step. LambdaLR would go on with the saved factor, so that a run
+    resumed to train longer would stay at the end of the cosine of the first. With unchanged
+    options the learning rates are exactly those of an uninterrupted run.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the step, and set the learning rate that this schedule has there."""
+        own_peaks = self.base_lrs
+        super().load_state_dict({**state_dict, "lr_lambdas": [None] * len(self.lr_lambdas)})
+        self.base_lrs = own_peaks
+        groups = self.optimizer.param_groups
+        for group, peak, factor in zip(groups, own_peaks, self.lr_lambdas, strict=True):
+            group["initial_lr"] = peak
+            group["lr"] = peak * factor(self.last_epoch)
+        self._last_lr = [group["lr"] for group in groups]
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

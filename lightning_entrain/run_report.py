@@ -10,6 +10,8 @@ from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 from rich.text import Text
 
+from lightning_entrain.resuming import interrupted_checkpoint, wandb_parts
+
 if TYPE_CHECKING:
     from lightning_entrain.train import RunResult
 
@@ -24,7 +26,7 @@ def print_report(result: RunResult, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     lines = report_lines(result)
     width = max(len(name) for name, _ in lines)
-    console.print("\n[bold]Run finished[/bold]")
+    console.print(f"\n[bold]Run {'stopped' if result.stopped else 'finished'}[/bold]")
     for name, text in lines:
         line = Text.assemble((f"  {name:<{width}}  ", "bold"), text)
         console.print(line, soft_wrap=True)
@@ -33,7 +35,10 @@ def print_report(result: RunResult, console: Console | None = None) -> None:
 def report_lines(result: RunResult) -> list[tuple[str, str]]:
     """The report as pairs of name and text."""
     summary = result.summary
-    lines = [("steps", f"{summary.num_steps} on {result.num_devices} process(es)")]
+    steps = f"{summary.num_steps} on {result.num_devices} process(es)"
+    if (step := result.trainer.global_step) > summary.num_steps:
+        steps += f", {step} with those before it was resumed"
+    lines = [("steps", steps)]
     if summary.first_loss is not None and summary.last_loss is not None:
         lines.append(
             ("train/loss", f"first {summary.first_loss:.4f}, last {summary.last_loss:.4f}")
@@ -55,8 +60,13 @@ def report_lines(result: RunResult) -> list[tuple[str, str]]:
     elif result.wandb_dir is not None:
         folder = _short(result.wandb_dir)
         lines.append(("W&B", f"{folder} (offline)"))
-        lines.append(("", f"upload it: wandb sync {shlex.quote(folder)}"))
-    lines.append(("next", next_command(result)))
+        parts = [_short(part) for part in wandb_parts(result.wandb_dir)]
+        lines.append(("", f"upload it: {shlex.join(['wandb', 'sync', *parts])}"))
+    if result.stopped:
+        name = "again" if checkpoint is None else "resume"
+        lines.append((name, resume_command(result, checkpoint)))
+    else:
+        lines.append(("next", next_command(result)))
     return lines
 
 
@@ -81,7 +91,7 @@ def rate_lines(result: RunResult) -> list[tuple[str, str]]:
 def balance_lines(result: RunResult) -> list[tuple[str, str]]:
     """How balanced the run was, what was gained, and what would help, from its report."""
     from lightning_entrain.observe.rates import bubble_steps, mean_settled, measured_at
-    from lightning_entrain.observe.run_page import gain_over_fixed, gain_text
+    from lightning_entrain.observe.run_page import entrain_text, gain_over_fixed, gain_text
 
     report = _report(result)
     record = report.record if report is not None else None
@@ -110,6 +120,8 @@ def balance_lines(result: RunResult) -> list[tuple[str, str]]:
     gain = gain_over_fixed(record)
     if gain is not None:
         lines.append(("gain", f"{gain:+.0%} steps/s, by simulation: {gain_text(record)}"))
+        if record.policy == "entrain" and (why := entrain_text(record)):
+            lines.append(("", why))
     for number, text in enumerate(record.advice):
         lines.append(("advice" if number == 0 else "", text))
     return lines
@@ -125,6 +137,10 @@ def _report(result: RunResult) -> Any:
 
 def last_checkpoint(result: RunResult) -> Path | None:
     """The newest checkpoint that the run wrote, if any."""
+    interrupted = interrupted_checkpoint(result.trainer)
+    is_new = interrupted.exists() and interrupted.stat().st_mtime >= result.started
+    if result.stopped and is_new:
+        return interrupted
     callback = result.trainer.checkpoint_callback
     for name in ("last_model_path", "best_model_path"):
         path = getattr(callback, name, "")
@@ -134,25 +150,43 @@ def last_checkpoint(result: RunResult) -> Path | None:
 
 
 def next_command(result: RunResult) -> str:
-    """A command that builds on this run."""
-    if result.num_devices == 1:
+    """A command that builds on this run: another layout, or twice the steps."""
+    resumed = any(text.lstrip("+").startswith("ckpt_path=") for text in _given())
+    if not resumed and result.num_devices == 1:
         return _again({"strategy": None, "trainer.devices": "2"})
-    if result.num_devices == 2:
+    if not resumed and result.num_devices == 2:
         return _again({"trainer.devices": "3"})
+    trainer = result.trainer
     changes: dict[str, str | None] = {}
     checkpoint = last_checkpoint(result)
     if checkpoint is not None:
         changes["ckpt_path"] = _short(checkpoint)
-    changes["trainer.max_steps"] = str(2 * max(result.summary.num_steps, 1))
+    # The limits count from the first step of the first run.
+    if trainer.max_steps >= 0:
+        changes["trainer.max_steps"] = str(2 * max(trainer.global_step, 1))
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        changes["trainer.max_epochs"] = str(2 * trainer.max_epochs)
     return _again(changes)
+
+
+def resume_command(result: RunResult, checkpoint: Path | None) -> str:
+    """The command that goes on with a stopped run, in its folder; anew if nothing was saved."""
+    changes = {"hydra.run.dir": _short(result.run_dir)}
+    if checkpoint is not None:
+        changes["ckpt_path"] = _short(checkpoint)
+    return _again({**changes})
+
+
+def _given() -> list[str]:
+    """The run's own options, those of Hydra left out."""
+    if not HydraConfig.initialized():
+        return []
+    return [str(text) for text in HydraConfig.get().overrides.task]
 
 
 def _again(changes: dict[str, str | None]) -> str:
     """The run's own command with other values; None leaves an option out."""
-    given: list[str] = []
-    if HydraConfig.initialized():
-        given = [str(text) for text in HydraConfig.get().overrides.task]
-    kept = [text for text in given if text.lstrip("+~").split("=", 1)[0] not in changes]
+    kept = [text for text in _given() if text.lstrip("+~").split("=", 1)[0] not in changes]
     new = [f"{name}={value}" for name, value in changes.items() if value is not None]
     return shlex.join(["entrain-train", *kept, *new])
 

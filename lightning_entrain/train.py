@@ -6,9 +6,9 @@ import errno
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +20,34 @@ from lightning_entrain.config import num_devices, register_configs, validate
 from lightning_entrain.config_reference import known_names
 from lightning_entrain.errors import ConfigError, DataError, EntrainError, RankFailedError
 from lightning_entrain.job_ranks import is_first_on_node, is_launching, rank_in_job
+from lightning_entrain.run_end import (
+    INTERRUPTED,
+    RunResult,
+    RunStopped,
+    end_failed_job,
+    end_run,
+    stop_code,
+)
 from lightning_entrain.run_folder import run_folder
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from lightning_entrain.callbacks.summary import RunSummary
+    from lightning_entrain.resuming import ResumePoint
 
 
 def main() -> None:
     """Entry point of `entrain-train`."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # before or after training; Lightning ends a training itself
+        if is_first_on_node():
+            print("Interrupted", file=sys.stderr, flush=True)
+        sys.exit(INTERRUPTED)
+
+
+def _main() -> None:
     # Before torch is imported. Threads that spin while they wait starve the other ranks: on two
     # busy cores a run took ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -48,6 +66,12 @@ def _job(config: DictConfig) -> None:
     """One Hydra job: train, and end with one clear message where that fails."""
     try:
         result = train(config)
+    except RunStopped as stopped:
+        from lightning_entrain.run_report import print_report
+
+        if stopped.result is not None and stopped.result.summary.num_steps:
+            print_report(stopped.result)
+        raise
     except Exception as error:
         known = user_error(error)
         if known is None or wants_traceback(config):
@@ -59,27 +83,6 @@ def _job(config: DictConfig) -> None:
         from lightning_entrain.run_report import print_report
 
         print_report(result)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """What a finished run leaves behind.
-
-    Attributes:
-        run_dir: Folder of the run.
-        summary: Counts, losses and rates.
-        trainer: The trainer, after its fit.
-        wandb_dir: Folder of the W&B run, if there is one.
-        wandb_url: Address of the W&B run, if it was uploaded.
-        num_devices: Processes of the run, on all machines.
-    """
-
-    run_dir: Path
-    summary: RunSummary
-    trainer: pl.Trainer
-    wandb_dir: Path | None
-    wandb_url: str | None
-    num_devices: int
 
 
 def train(config: DictConfig) -> RunResult | None:
@@ -96,6 +99,7 @@ def train(config: DictConfig) -> RunResult | None:
 
     Raises:
         EntrainError: For anything the user can mend.
+        RunStopped: If Ctrl-C or a signal ended the training.
     """
     validate(config)
     devices = num_devices(config)
@@ -104,39 +108,68 @@ def train(config: DictConfig) -> RunResult | None:
         return _train(config, devices, ckpt_path)
 
 
+def _resume_point(config: DictConfig, ckpt_path: str | None) -> ResumePoint | None:
+    """Where the run resumes, read in the process that writes its files; None elsewhere."""
+    if ckpt_path is None or not is_launching():
+        return None
+    from lightning_entrain.resuming import ResumePoint
+
+    point = ResumePoint.read(ckpt_path)
+    if point is not None:
+        point.check_limits(max_steps=config.trainer.max_steps, max_epochs=config.trainer.max_epochs)
+    return point
+
+
 def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult | None:
     import lightning.pytorch as pl
     from hydra.utils import instantiate
 
     from lightning_entrain.callbacks.summary import RunSummary
-    from lightning_entrain.runtime.multirun import end_job, in_sweep
+    from lightning_entrain.resuming import NoteResumed, continue_history, remove_passed_checkpoint
+    from lightning_entrain.run_report import last_checkpoint
 
     _quieten()
     _limit_threads(devices)
+    point = _resume_point(config, ckpt_path)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     datamodule = instantiate(config.data)
     _prepare(datamodule, config.prepare_timeout_seconds)
     module = build_module(config, datamodule)
     summary = RunSummary()
-    trainer = build_trainer(config, devices, extra_callbacks=[summary])
+    extra = [summary] if point is None else [summary, NoteResumed(point)]
+    trainer = build_trainer(config, devices, extra_callbacks=extra)
+    if point is not None:
+        continue_history(
+            config.run_dir,
+            point,
+            loggers=trainer.loggers,
+            callbacks=getattr(trainer, "callbacks", ()),
+        )
+    started, code = time.time(), None
     try:
         trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path)
-    except BaseException:
-        _end_failed_job(trainer)
-        raise
-    wandb_dir, wandb_url = _finish_wandb()
-    if in_sweep():
-        end_job(trainer)
-    if trainer.global_rank != 0:
-        return None
-    return RunResult(
-        run_dir=Path(config.run_dir),
-        summary=summary,
-        trainer=trainer,
-        wandb_dir=wandb_dir,
-        wandb_url=wandb_url,
-        num_devices=trainer.world_size,
-    )
+    except BaseException as error:
+        code = stop_code(error)
+        if code is None:
+            end_failed_job(trainer)
+            raise
+    result = end_run(trainer, summary, config.run_dir, started=started, code=code)
+    if code is not None:
+        raise RunStopped(code, result)
+    if ckpt_path is not None and result is not None:
+        _check_trained(summary, ckpt_path)
+        remove_passed_checkpoint(trainer, last_checkpoint(result))
+    return result
+
+
+def _check_trained(summary: RunSummary, ckpt_path: str) -> None:
+    """Refuse to call it a run where the checkpoint was at the end already, and did not tell."""
+    if not summary.num_steps:
+        raise ConfigError(
+            f"Nothing was left to train after ckpt_path={ckpt_path}",
+            limit="trainer.max_steps and trainer.max_epochs above what it has behind it",
+            remedy="raise them",
+        )
 
 
 def _prepare(datamodule: Any, timeout_seconds: float) -> None:
@@ -313,32 +346,6 @@ def _quieten() -> None:
         logger = logging.getLogger(name)
         if not logger.filters:
             logger.addFilter(lambda record: not record.getMessage().startswith(_NOISE))
-
-
-def _end_failed_job(trainer: pl.Trainer) -> None:
-    """Close what a failed fit left open, so that this process can end at once.
-
-    The strategy has told the other ranks. Its watch would end this process, too, and print the
-    error a second time.
-    """
-    watch = getattr(trainer.strategy, "_watch", None)
-    if watch is not None:
-        watch.stop()
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
-        wandb.finish(exit_code=1)
-
-
-def _finish_wandb() -> tuple[Path | None, str | None]:
-    """Close the W&B run of this process, and tell where it lies."""
-    wandb = sys.modules.get("wandb")
-    run = getattr(wandb, "run", None)
-    if wandb is None or run is None:
-        return None, None
-    disabled = getattr(run, "disabled", False)
-    folder, url = Path(run.dir).parent, None if run.offline else run.url
-    wandb.finish()
-    return (None, None) if disabled else (folder, url)
 
 
 if __name__ == "__main__":

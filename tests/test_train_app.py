@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,11 @@ from lightning_entrain.conf_path import conf_dir
 from lightning_entrain.config import register_configs
 from lightning_entrain.errors import ConfigError, DataError
 from lightning_entrain.models.tiny import tiny_vlm
-from lightning_entrain.module import EntrainLightningModule
+from lightning_entrain.module import EntrainLightningModule, LearningRateFactor
+from lightning_entrain.observe.run_files import read_record
+from lightning_entrain.observe.wandb_file import read_wandb_file
 from lightning_entrain.run_folder import run_folder
+from lightning_entrain.run_report import report_lines
 from lightning_entrain.train import train
 
 pytestmark = pytest.mark.timeout(300)
@@ -150,6 +154,60 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(environment):
     with open(environment / "second" / "metrics.csv", newline="") as file:
         rows = [(int(row["step"]), float(row["train/loss"])) for row in csv.DictReader(file)]
     assert rows == [(step, pytest.approx(whole[step], rel=1e-6)) for step in (5, 6, 7)]
+
+
+def test_a_run_goes_on_in_its_folder_and_trains_at_the_rates_of_the_longer_run(
+    environment, monkeypatch
+):
+    run = environment / "run"
+    options = [*QUICK, "strategy=single", "module.warmup_steps=1", "module.learning_rate=0.002"]
+    train(composed(run, *options, "trainer.max_steps=4"))
+    last = run / "checkpoints" / "last.ckpt"
+    # As of a run that was stopped at step 4, and of one that went further after the checkpoint.
+    shutil.copy(last, run / "checkpoints" / "interrupted.ckpt")
+    with open(run / "metrics.csv", "a") as file:
+        file.write("9" + "," * (len(read_rows(run)[0]) - 1) + "\n")
+    former = read_rows(run)[:4]
+    resume = [f"ckpt_path={last}", "trainer.max_steps=8"]
+    monkeypatch.setattr("lightning_entrain.run_report._given", lambda: resume)
+    result = train(composed(run, *options, *resume))
+
+    rows = read_rows(run)
+    assert [int(row["step"]) for row in rows] == list(range(8))
+    assert [row["train/loss"] for row in rows[:4]] == [row["train/loss"] for row in former]
+    rates = [float(row["train/learning_rate"]) for row in rows]
+    first, longer = LearningRateFactor(1, 4, 0.1), LearningRateFactor(1, 8, 0.1)
+    assert rates[:4] == pytest.approx([0.002 * first(step) for step in range(4)])
+    assert rates[4:] == pytest.approx([0.002 * longer(step) for step in range(4, 8)])
+
+    record = read_record(run / "run_record.json")
+    shown = record.series["train/loss"]
+    assert shown == [
+        (step, pytest.approx(float(row["train/loss"]))) for step, row in enumerate(rows)
+    ]
+    assert not (run / "checkpoints" / "interrupted.ckpt").exists()
+    lines = dict(report_lines(result))
+    assert lines["steps"] == "4 on 1 process(es), 8 with those before it was resumed"
+    assert lines["next"].endswith("checkpoints/last.ckpt trainer.max_steps=16")
+    parts = sorted(run.glob("wandb/offline-run-*"))
+    assert len(parts) == 2
+    assert parts[0].name.split("-")[-1] == parts[1].name.split("-")[-1]
+    assert lines[""] == f"upload it: wandb sync {parts[0]} {parts[1]}"
+    (file,) = parts[1].glob("*.wandb")
+    assert read_wandb_file(file).config["resumed_from"] == {"path": str(last), "step": 4}
+
+    before = (run / "report.html").read_bytes(), (run / "metrics.csv").read_bytes()
+    with pytest.raises(ConfigError, match=r"max_steps is 8, .* has 8 steps .*Remedy: .*=16"):
+        train(composed(run, *options, *resume))
+    passes = [f"ckpt_path={last}", "trainer.max_steps=-1", "trainer.max_epochs=1"]
+    with pytest.raises(ConfigError, match=r"max_epochs is 1, .* has 2 epochs .*Remedy: .*=4"):
+        train(composed(run, *options, *passes))
+    assert before == ((run / "report.html").read_bytes(), (run / "metrics.csv").read_bytes())
+
+
+def read_rows(folder):
+    with open(folder / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize(

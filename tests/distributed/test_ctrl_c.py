@@ -100,4 +100,31 @@ def test_one_ctrl_c_saves_and_ends_all_processes(tmp_path: Path) -> None:
     assert "Ctrl-C again ends them at once" in text
     assert "Traceback" not in text
     (saved,) = (tmp_path / "run").rglob(INTERRUPTED)
-    assert torch.load(saved, weights_only=True)["global_step"] > 0
+    step = torch.load(saved, weights_only=True)["global_step"]
+    assert step > 0
+    ending = text[text.index("Run stopped") :].splitlines()
+    assert any(line.split() == ["steps", str(step), "on", "3", "process(es)"] for line in ending)
+    assert ending[-1].split()[:2] == ["resume", "entrain-train"]
+    assert ending[-1].endswith(" hydra.run.dir=run ckpt_path=run/checkpoints/interrupted.ckpt")
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_starting_is_one_line(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("entrain-train")
+    job = subprocess.Popen(
+        [command, "experiment=quick", "data=synthetic", f"hydra.run.dir={tmp_path / 'run'}"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "run" / ".entrain.lock").exists():  # torch is imported now
+        assert job.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(job.pid, signal.SIGINT)
+    text, _ = job.communicate(timeout=60)
+    assert text.split() == ["Interrupted"]
+    assert job.returncode == 128 + signal.SIGINT
