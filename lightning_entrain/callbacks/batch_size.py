@@ -29,18 +29,23 @@ class BatchSizeAdvisor(StepMonitor):
     Attributes:
         b_min: What was found; None where costs are unknown.
         text: The advice in words; empty where there is none.
+        num_train_samples: Samples of the training data on rank 0; 0 where that is unknown.
     """
 
     def __init__(self) -> None:
         self.b_min: int | None = None
         self.text = ""
+        self.num_train_samples = 0
         self._logged = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find b_min on rank 0."""
         define_sections(trainer)
         self._logged = False
-        found = _b_min(trainer, pl_module) if trainer.is_global_zero else None
+        found = None
+        if trainer.is_global_zero:
+            found = _b_min(trainer, pl_module)
+            self.num_train_samples = _num_train_samples(trainer)
         self.b_min = trainer.strategy.broadcast(found)
 
     def on_train_batch_end(
@@ -60,16 +65,22 @@ class BatchSizeAdvisor(StepMonitor):
         if self.b_min is not None:
             values["plan/b_min"] = float(self.b_min)
             values["plan/batch_over_b_min"] = size / self.b_min
-            self.text = batch_size_text(size, self.b_min)
+            self.text = batch_size_text(size, self.b_min, self.num_train_samples)
             # Of a plan that knows b_min, the strategy has told already.
             if self.text and getattr(_plan(trainer), "b_min", None) is None:
                 rank_zero_info(f"BatchSizeAdvisor: {self.text}")
         self.log_step(trainer, pl_module, values)
 
 
-def batch_size_text(global_batch_size: int, b_min: int) -> str:
-    """Advice in words; empty where the batch is large enough."""
-    if global_batch_size >= b_min:
+def batch_size_text(global_batch_size: int, b_min: int, num_train_samples: int = 0) -> str:
+    """Advice in words; empty where the batch is large enough, or the data is too small.
+
+    Args:
+        global_batch_size: In use.
+        b_min: Smallest batch with a stable split.
+        num_train_samples: Of the training data; 0 if unknown.
+    """
+    if global_batch_size >= b_min or 0 < num_train_samples < b_min:
         return ""
     return (
         f"A global batch of {global_batch_size} samples is smaller than b_min, {b_min}: the "
@@ -91,6 +102,13 @@ def _b_min(trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
         return int(workload.profile(datamodule.train_sizes(), ranks).b_min.b_min)
     except EntrainError:  # no work to share out: there is nothing to advise
         return None
+
+
+def _num_train_samples(trainer: pl.Trainer) -> int:
+    datamodule: Any = getattr(trainer, "datamodule", None)
+    if hasattr(datamodule, "part"):  # whose `train_sizes` are some of them
+        return len(datamodule.part("train"))
+    return len(datamodule.train_sizes()) if hasattr(datamodule, "train_sizes") else 0
 
 
 def _plan(trainer: pl.Trainer) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,19 +24,22 @@ from lightning_entrain.callbacks.monitor import step_index
 from lightning_entrain.callbacks.timeline import PipelineTimelineMonitor
 from lightning_entrain.callbacks.traces import last_trace
 from lightning_entrain.callbacks.variability import WorkloadVariabilityMonitor
+from lightning_entrain.errors import EntrainError
 from lightning_entrain.observe.advice import RunFacts, advise
 from lightning_entrain.observe.batch_costs import BatchCosts
 from lightning_entrain.observe.counterfactual import (
+    COMPARED,
     Pipeline,
     TrainedBatch,
     as_trained,
     compare_policies,
+    in_sampler_order,
 )
 from lightning_entrain.observe.files import write_text
 from lightning_entrain.observe.history import StepHistory, history_of
 from lightning_entrain.observe.plan_table import print_plan
 from lightning_entrain.observe.rates import mean_settled, rate
-from lightning_entrain.observe.run_page import OWN, run_page
+from lightning_entrain.observe.run_page import OWN, SAMPLER_ORDER, run_page
 from lightning_entrain.observe.run_record import (
     RECORD_FILE,
     REPORT_FILE,
@@ -46,7 +50,7 @@ from lightning_entrain.observe.run_record import (
 from lightning_entrain.observe.step_page import rank_names
 from lightning_entrain.observe.step_trace import stage_name
 from lightning_entrain.observe.wandb_log import log_file
-from lightning_entrain.runtime.multirun import job_name
+from lightning_entrain.runtime.multirun import job_name, under_hydra
 from lightning_entrain.schedule.timeline import Timeline
 from lightning_entrain.schedule.types import Schedule
 from lightning_entrain.workload.sizes import SampleSize
@@ -195,8 +199,8 @@ class RunReport(Callback):
         for key, values in self._losses.items():
             record.series[key] = [(step, float(loss)) for step, loss in values]
         if self.earlier is not None:
-            for key, values in self.earlier.series.items():
-                record.series[key] = values + record.series.get(key, [])
+            for key, known in self.earlier.series.items():
+                record.series[key] = known + record.series.get(key, [])
         if self._batches:
             record.policy = self._batches[-1].assignment.policy
         assert self._costs is not None
@@ -235,13 +239,15 @@ class RunReport(Callback):
             return
         record.num_compared = len(batches)
         own = as_trained(batches, pipeline)
-        record.policies = policies_to_dict(
-            {OWN: own, **compare_policies(batches, pipeline, own=own)}
-        )
+        rows = {OWN: own}
+        if record.policy != "fixed":
+            with contextlib.suppress(EntrainError):
+                rows[SAMPLER_ORDER] = in_sampler_order(batches, pipeline)
+        record.policies = policies_to_dict({**rows, **compare_policies(batches, pipeline, own=own)})
 
     def _run_facts(self, trainer: pl.Trainer, record: RunRecord) -> RunFacts:
         drift, advisor = _find(trainer, CostModelDriftMonitor), _find(trainer, BatchSizeAdvisor)
-        others = {n: float(values["step_ms"]) for n, values in record.policies.items() if n != OWN}
+        others = {n: float(row["step_ms"]) for n, row in record.policies.items() if n in COMPARED}
         stage_drift: dict[str, float] = {}
         if drift is not None and drift.times is not None:
             middle = drift.num_encoder_stages
@@ -271,6 +277,10 @@ class RunReport(Callback):
             data_wait_share=rate(record, "throughput/data_wait_share") or 0.0,
             planning_share=rate(record, "throughput/planning_share") or 0.0,
             batch_size_text=advisor.text if advisor is not None else "",
+            global_batch_size=int(record.last("plan/global_batch_size") or 0),
+            num_replicas=int(record.plan.get("dp", 1)),
+            num_train_samples=advisor.num_train_samples if advisor is not None else 0,
+            data_options="data." if under_hydra() else "",
         )
 
 

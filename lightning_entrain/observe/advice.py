@@ -30,6 +30,11 @@ class RunFacts:
         data_wait_share: Part of the time spent waiting for data.
         planning_share: Planning time over step time.
         batch_size_text: What is to say about the batch size.
+        global_batch_size: Samples per step; 0 if unknown.
+        num_replicas: Copies of the pipeline.
+        num_train_samples: Samples of the training data; 0 if unknown.
+        data_options: What users write before an option of the data module: ``data.`` under
+            `entrain-train`, nothing in a program of their own.
     """
 
     policy: str = ""
@@ -48,6 +53,10 @@ class RunFacts:
     data_wait_share: float = 0.0
     planning_share: float = 0.0
     batch_size_text: str = ""
+    global_batch_size: int = 0
+    num_replicas: int = 1
+    num_train_samples: int = 0
+    data_options: str = ""
 
 
 def advise(facts: RunFacts) -> list[str]:
@@ -126,13 +135,18 @@ def _fill_and_drain(facts: RunFacts) -> list[Entry]:
     if lost <= 0.15 or facts.num_stages < 2 or not facts.num_microbatches:
         return []
     doubled = 2 * facts.num_microbatches
+    needed = doubled * facts.num_replicas
+    change = f"{facts.data_options}num_microbatches={doubled}"
+    if needed > facts.global_batch_size:
+        if 0 < facts.num_train_samples < needed:
+            return []
+        change += f" with {facts.data_options}global_batch_size={needed} or more"
     return [
         (
             lost / 2,
             f"Filling and draining the pipeline takes {lost:.0%} of all ranks' time with "
             f"{facts.num_microbatches} microbatches on {facts.num_stages} stages. Twice as many "
-            f"(num_microbatches={doubled}, with a global batch that has at least as many samples "
-            "per replica) would about halve that.",
+            f"({change}) would about halve that.",
         )
     ]
 
@@ -158,7 +172,7 @@ def _waiting(facts: RunFacts) -> list[Entry]:
             (
                 facts.data_wait_share,
                 f"Training waits for data {facts.data_wait_share:.0%} of the time: raise "
-                "num_workers of the data module.",
+                f"{facts.data_options}num_workers.",
             )
         )
     elif facts.planning_share > 0.1:
@@ -166,7 +180,7 @@ def _waiting(facts: RunFacts) -> list[Entry]:
             (
                 facts.planning_share / 2,
                 f"Planning a step takes {facts.planning_share:.0%} as long as the step: with "
-                "num_workers of 1 or more it runs beside the training.",
+                f"{facts.data_options}num_workers of 1 or more it runs beside the training.",
             )
         )
     return entries

@@ -18,6 +18,8 @@ from lightning_entrain.observe.run_record import RunRecord
 from lightning_entrain.observe.step_page import IDLE_PARTS, timeline_charts
 
 OWN = "this run"
+SAMPLER_ORDER = "sampler order, this run's schedule"
+"""Row of the run's batches in sampler order under its own choice of schedule."""
 _MODULE_NAMES = {"encoder": "encoder", "llm": "LLM"}
 
 
@@ -72,7 +74,36 @@ def gain_text(record: RunRecord) -> str:
     own = f"this run ({_with_schedule(record, OWN)})"
     if record.policy == "fixed":
         return f"{own} is sampler order itself"
-    return f"{own} against sampler order ({_with_schedule(record, 'fixed')})"
+    text = f"{own} against sampler order ({_with_schedule(record, 'fixed')})"
+    parts = gain_parts(record)
+    if parts is not None:
+        text += f"; of which assignment {parts[0]:+.0%}, schedule {parts[1]:+.0%}"
+    return text
+
+
+def gain_parts(record: RunRecord) -> tuple[float, float] | None:
+    """What assignment and schedule add: ``(1 + first) x (1 + second) = 1 + gain``.
+
+    The assignment's part is against sampler order under the run's own choice of schedule.
+    """
+    rows = [record.policies.get(name) for name in (OWN, SAMPLER_ORDER, "fixed")]
+    times = [row["step_ms"] for row in rows if row is not None and row["step_ms"] > 0]
+    if len(times) < len(rows):
+        return None
+    own, between, fixed = times
+    return between / own - 1, fixed / between - 1
+
+
+def entrain_text(record: RunRecord) -> str:
+    """Why policy ``entrain`` is slower than sampler order; empty where it is not."""
+    entrain, fixed = record.policies.get("entrain"), record.policies.get("fixed")
+    if entrain is None or fixed is None or entrain["step_ms"] <= fixed["step_ms"] * 1.001:
+        return ""
+    return (
+        f"Policy entrain takes {entrain['step_ms'] / fixed['step_ms'] - 1:.0%} longer than sampler "
+        "order here: gradients of deferred samples come back to the encoder a microbatch late, "
+        "which with few microbatches costs more than even loads gain."
+    )
 
 
 def _with_schedule(record: RunRecord, name: str) -> str:
@@ -169,9 +200,17 @@ def _policies(record: RunRecord) -> str:
     )
     note = (
         f"{record.num_compared} of the batches that were trained, on the same stages, by "
-        "simulation with the cost model's times: this run as it was, and each policy with the "
-        "schedule it comes with. The run's own policy has the run's own schedule."
+        "simulation with the cost model's times (nominal on a CPU: compare them with each other, "
+        "not with measured ones): this run as it was, and each policy with the schedule it comes "
+        "with. The run's own policy has the run's own schedule."
     )
+    gain, parts = gain_over_fixed(record), gain_parts(record)
+    if gain is not None and parts is not None:
+        note += (
+            f" Of the gain over fixed, {gain:+.1%}, the assignment is {parts[0]:+.1%} and the "
+            f"schedule {parts[1]:+.1%}: they multiply."
+        )
+    note = f"{note} {entrain_text(record)}".strip()
     return section("What other policies would have cost", body, note=note)
 
 

@@ -25,11 +25,17 @@ _JOB_VARIABLES = (
 _CONFIG_FLAGS = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd")
 
 
+def under_hydra() -> bool:
+    """Whether this process runs a Hydra job, as `entrain-train` does."""
+    hydra = sys.modules.get("hydra.core.hydra_config")
+    return hydra is not None and bool(hydra.HydraConfig.initialized())
+
+
 def in_sweep() -> bool:
     """Whether this process runs one job of a Hydra multirun (`-m`)."""
-    hydra = sys.modules.get("hydra.core.hydra_config")
-    if hydra is None or not hydra.HydraConfig.initialized():
+    if not under_hydra():
         return False
+    hydra = sys.modules["hydra.core.hydra_config"]
     return str(hydra.HydraConfig.get().mode).endswith("MULTIRUN")
 
 

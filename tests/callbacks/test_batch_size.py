@@ -20,4 +20,8 @@ def test_a_small_batch_is_told_once(known, num_told, monkeypatch):
         advisor.on_train_batch_end(trainer, None, None, SimpleNamespace(num_samples=16), index)
     assert len(told) == num_told
     assert "smaller than b_min, 32" in advisor.text  # the report shows it in any case
+    assert "From 32 samples on" in advisor.text
+    # No batch is advised that the data does not have.
+    assert batch_size.batch_size_text(16, 32, 31) == ""
+    assert "From 32 samples on" in batch_size.batch_size_text(16, 32, 32)
     assert [values["plan/batch_over_b_min"] for values in logged] == [0.5]

@@ -30,7 +30,7 @@ def test_the_bottleneck_comes_first_with_its_cause_and_the_better_plan():
     assert (
         "1 encoder stage of 4 layers and 2 LLM stages of 1+3 layers would save about 20%" in first
     )
-    assert "num_microbatches=8" in second
+    assert "(num_microbatches=8 with global_batch_size=8 or more)" in second
 
 
 def test_a_better_policy_is_named_with_its_gain():
@@ -40,8 +40,21 @@ def test_a_better_policy_is_named_with_its_gain():
     assert "20%" in text
 
 
+def test_more_microbatches_are_advised_where_the_data_has_samples_for_them():
+    known = {"num_stages": 2, "num_microbatches": 4, "bubble": {"fill_drain": 0.3}}
+    known |= {"num_replicas": 2, "data_options": "data."}
+    (text,) = advise(RunFacts(**known, global_batch_size=16))
+    assert "(data.num_microbatches=8) would" in text
+    (text,) = advise(RunFacts(**known, global_batch_size=15, num_train_samples=16))
+    assert "data.num_microbatches=8 with data.global_batch_size=16 or more" in text
+    (text,) = advise(RunFacts(**known, global_batch_size=15, num_train_samples=15))
+    assert text.startswith("Nothing stands out")
+
+
 def test_waiting_for_data_or_planning_is_told():
-    assert "num_workers" in advise(RunFacts(data_wait_share=0.4))[0]
+    assert "raise num_workers." in advise(RunFacts(data_wait_share=0.4))[0]
+    hydra = RunFacts(data_wait_share=0.4, planning_share=0.4, data_options="data.")
+    assert "raise data.num_workers." in advise(hydra)[0]
     assert "Planning" in advise(RunFacts(planning_share=0.4))[0]
     assert advise(RunFacts(batch_size_text="Small batch."))[-1] == "Small batch."
 

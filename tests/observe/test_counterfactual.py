@@ -11,8 +11,16 @@ from lightning_entrain.observe.counterfactual import (
     TrainedBatch,
     as_trained,
     compare_policies,
+    in_sampler_order,
 )
-from lightning_entrain.observe.run_page import gain_over_fixed, gain_text
+from lightning_entrain.observe.run_page import (
+    SAMPLER_ORDER,
+    entrain_text,
+    gain_over_fixed,
+    gain_parts,
+    gain_text,
+    run_page,
+)
 from lightning_entrain.observe.run_record import RunRecord, policies_to_dict
 from lightning_entrain.runtime.step_plan import StepPlanner
 from lightning_entrain.schedule.types import Placement
@@ -129,6 +137,27 @@ def test_each_policy_has_its_own_schedule_and_the_runs_own_that_of_the_run(polic
     else:
         assert gain == pytest.approx(40.0 / own.step_ms - 1)
         assert text.endswith("against sampler order (fixed, 1F1B)")
+
+
+def test_a_gain_is_told_apart_into_assignment_and_schedule():
+    """Under zero bubble sampler order is faster, too: only the rest is the assignment's."""
+    own_pipeline = pipeline("zero_bubble")
+    trained = [by_hand("disttrain")]
+    own = as_trained(trained, own_pipeline)
+    between = in_sampler_order(trained, own_pipeline)
+    assert between == as_trained([by_hand("fixed")], own_pipeline)
+    assert between.step_ms < BY_HAND["fixed"]
+    rows = {"this run": own, SAMPLER_ORDER: between}
+    rows |= compare_policies(trained, own_pipeline, own=own)
+    record = RunRecord(policy="disttrain", policies=policies_to_dict(rows))
+    assignment, schedule = gain_parts(record)
+    assert assignment == pytest.approx(between.step_ms / own.step_ms - 1)
+    assert schedule == pytest.approx(BY_HAND["fixed"] / between.step_ms - 1)
+    assert (1 + assignment) * (1 + schedule) == pytest.approx(1 + gain_over_fixed(record))
+    assert f"of which assignment {assignment:+.0%}, schedule" in gain_text(record)
+    assert entrain_text(record) == ""
+    record.policies["entrain"]["step_ms"] = 44.0
+    assert "entrain takes 10% longer" in run_page(record)
 
 
 def test_deferral_stays_within_the_memory_of_the_run():
