@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_entrain.assign.types import Assignment
@@ -35,7 +35,7 @@ from lightning_entrain.observe.counterfactual import (
     compare_policies,
     in_sampler_order,
 )
-from lightning_entrain.observe.files import write_text
+from lightning_entrain.observe.files import files_dir, write_text
 from lightning_entrain.observe.history import StepHistory, history_of
 from lightning_entrain.observe.plan_table import print_plan
 from lightning_entrain.observe.rates import mean_settled, rate
@@ -69,7 +69,8 @@ class RunReport(Callback):
     be written costs a warning, not the run.
 
     Args:
-        dirpath: Folder of both files; None takes the trainer's.
+        dirpath: Folder of both files; None takes the first logger's, as `ModelCheckpoint` does, or
+            the trainer's `default_root_dir` without one.
         num_compared: Batches that the policies are compared on.
         name: Title of the report; None takes what sets the job of a Hydra sweep apart, or the
             folder's name.
@@ -178,14 +179,16 @@ class RunReport(Callback):
             rank_zero_warn(f"{REPORT_FILE} is not written: {type(error).__name__}: {error}")
             return
         self.record = record
-        folder = self.dirpath or Path(trainer.default_root_dir)
+        folder = self.dirpath or files_dir(trainer)
         write_text(folder / RECORD_FILE, record.to_json())
         self.path = write_text(folder / REPORT_FILE, run_page(record))
         if self.path is not None:
             log_file(trainer, self.path, kind="report")
+            if not under_hydra():  # the apps tell at their end
+                rank_zero_info(f"RunReport: {self.path}")
 
     def _make_record(self, trainer: pl.Trainer, status: str) -> RunRecord:
-        folder = self.dirpath or Path(trainer.default_root_dir)
+        folder = self.dirpath or files_dir(trainer)
         record = RunRecord(
             name=self.name or job_name() or folder.absolute().name,
             status=status,

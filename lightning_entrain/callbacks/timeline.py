@@ -19,7 +19,7 @@ from lightning_entrain.callbacks.monitor import (
 from lightning_entrain.callbacks.traces import has_pipeline, note_step, step_trace
 from lightning_entrain.observe.batch_costs import BatchCosts
 from lightning_entrain.observe.chrome_trace import chrome_trace
-from lightning_entrain.observe.files import write_text
+from lightning_entrain.observe.files import files_dir, write_text
 from lightning_entrain.observe.idle import StepIdle, durations_of, split_idle
 from lightning_entrain.observe.predicted import predicted_timelines
 from lightning_entrain.observe.spread_metric import SpreadMetric
@@ -62,7 +62,8 @@ class PipelineTimelineMonitor(StepMonitor):
         every_n_steps: Steps between two looks; the first is at step 3, counted from 0, and the
             last step is looked at, too.
         picture_every_n_steps: Steps between two pictures for W&B.
-        dirpath: Folder of both files; None takes the trainer's.
+        dirpath: Folder of both files; None takes the first logger's, as `ModelCheckpoint` does, or
+            the trainer's `default_root_dir` without one.
 
     Attributes:
         last_idle: Rank 0: idle time of the last step that was looked at.
@@ -142,7 +143,7 @@ class PipelineTimelineMonitor(StepMonitor):
 
     def _keep(self, trainer: pl.Trainer, name: str, text: str, *, kind: str) -> None:
         """Write a file, and give it to W&B."""
-        path = write_text((self.dirpath or Path(trainer.default_root_dir)) / name, text)
+        path = write_text((self.dirpath or files_dir(trainer)) / name, text)
         if path is not None and wandb_runs(trainer):
             log_file(trainer, path, kind=kind)
 

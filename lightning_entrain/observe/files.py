@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+
+def files_dir(trainer: pl.Trainer) -> Path:
+    """Where a run's files go by default: the first logger's folder, or `default_root_dir`.
+
+    That is where `ModelCheckpoint` makes its folder, too. Rank 0 may call it alone.
+    """
+    loggers: list[Any] = list(trainer.loggers)
+    if not loggers or not (own := getattr(loggers[0], "log_dir", None) or loggers[0].save_dir):
+        return Path(trainer.default_root_dir)
+    if getattr(loggers[0], "log_dir", None):
+        return Path(own)
+    version = loggers[0].version
+    version = version if isinstance(version, str) else f"version_{version}"
+    return Path(own) / str(loggers[0].name) / version
 
 
 def write_text(path: Path, text: str) -> Path | None:

@@ -4,6 +4,7 @@ import json
 import re
 import time
 import warnings
+from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -124,6 +125,7 @@ def fit(options, devices, root, extra=(), logging=True):
         "warnings": [str(w.message) for w in caught],
         "plan": trainer.strategy.plan,
         "record": callbacks[6].record,
+        "folder": None if callbacks[6].path is None else str(callbacks[6].path.parent),
         "refitted": None if drift.times is None else drift.refitted().cost_model.factors,
     }
 
@@ -178,14 +180,16 @@ def test_wandb_holds_exactly_the_documented_keys_once_per_step(offline, options,
     assert {kind for kind, _ in file.artifacts} >= {"trace", "plan"}
     pages = [row for row in file.history if "pipeline/timeline/_type" in row]
     assert [row["trainer/global_step"] for row in pages] == [3, 4]
-    trace = json.loads((offline / "trace.json").read_text())
+    folder = Path(results[0]["folder"])
+    assert folder.parent.parent == offline  # project and id of the first logger, W&B
+    trace = json.loads((folder / "trace.json").read_text())
     assert {event["pid"] for event in trace["traceEvents"]} == set(range(devices // 2))
-    record = RunRecord.from_json((offline / "run_record.json").read_text())
+    record = RunRecord.from_json((folder / "run_record.json").read_text())
     assert record.to_json() == results[0]["record"].to_json()
     assert set(record.policies) == {"this run", "fixed", "disttrain", "entrain"}
     assert record.policies["this run"]["encoder_cv"] == record.policies["fixed"]["encoder_cv"]
     assert len(record.series["train/loss"]) == NUM_STEPS
-    assert (offline / "report.html").stat().st_size < 1_000_000
+    assert (folder / "report.html").stat().st_size < 1_000_000
     assert ("report", f"report-{path.stem.split('-')[-1]}") in file.artifacts
     # The values alone give the same report again.
     again = read_run(path)

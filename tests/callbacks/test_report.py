@@ -54,6 +54,20 @@ def test_one_process_without_a_pipeline_two_loggers(fit, batches, tmp_path, caps
     assert "Runs compared" in (tmp_path / "both.html").read_text()
 
 
+def test_files_go_where_the_first_logger_writes_and_it_is_told(
+    fit, batches, tmp_path, caplog
+):
+    logger, reports = CSVLogger(tmp_path / "logs"), [RunReport(), RunReport()]
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fit(batches, [reports[0]], logger)
+        fit(batches, [reports[1]], False)
+    folders = [tmp_path / "logs" / "lightning_logs" / "version_0", tmp_path]
+    assert [report.path.parent for report in reports] == folders
+    for report in reports:
+        assert f"RunReport: {report.path}" in caplog.text
+        assert (report.path.parent / "run_record.json").exists()
+
+
 class Stop(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 2:
