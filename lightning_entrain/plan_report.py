@@ -31,6 +31,7 @@ def print_report(
     console.print(_plans_table(report))
     console.print(_stages_table(report.plan))
     console.print(Text(f"Limited by: {report.plan.limited_by}"))
+    console.print(Text(costs_note(report)))
     for warning in report.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
     if report.plan.not_runnable:
@@ -75,7 +76,17 @@ def _share_text(report: PlanReport) -> Text:
     low, high = found.interval
     return Text(
         f"Encoder's share of the work: {share:.3f} ({share * found.num_gpus:.2f} of "
-        f"{found.num_gpus} GPUs); in 95 % of batches of b_min between {low:.3f} and {high:.3f}"
+        f"{found.num_gpus} devices); in 95 % of batches of b_min between {low:.3f} and {high:.3f}"
+    )
+
+
+def costs_note(report: PlanReport) -> str:
+    """What predicts the step times, and why `entrain-simulate` tells others."""
+    how = "the closed formula" if report.plan.evaluated_ms is None else "simulation"
+    return (
+        f"Step ms: by {how} with {report.request.cost_model.name} costs; entrain-simulate counts "
+        "operations at the device's best speed unless costs=model, so its times of the same plan "
+        "are shorter."
     )
 
 
@@ -83,7 +94,7 @@ def _trials_table(report: PlanReport) -> Table:
     found = report.profile.b_min
     state = "stable" if found.stable else "not stable at the largest batch tried"
     grid = Table(
-        title=f"b_min = {found.b_min} ({state}); split of {found.num_gpus} GPUs per batch size",
+        title=f"b_min = {found.b_min} ({state}); split of {found.num_gpus} devices per batch size",
         title_justify="left",
     )
     grid.add_column("batch", justify="right")
@@ -128,7 +139,7 @@ def _module_text(stages: int, tp: int) -> str:
 
 
 def _stages_table(plan: ParallelPlan) -> Table:
-    grid = Table(title="Stages of the chosen plan, per microbatch and GPU", title_justify="left")
+    grid = Table(title="Stages of the chosen plan, per microbatch and device", title_justify="left")
     for name in (
         "stage",
         "module",

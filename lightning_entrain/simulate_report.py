@@ -24,7 +24,7 @@ def print_comparison(
         console: Where to print; standard output if None.
     """
     if console is None:
-        console = Console(width=None if sys.stdout.isatty() else 132)
+        console = Console(width=None if sys.stdout.isatty() else 140)
     for line in setting_lines(found):
         console.print(Text(line))
     console.print(_speed_table(found))
@@ -36,6 +36,8 @@ def print_comparison(
             "replica's schedule."
         )
     )
+    if note := costs_note(found):
+        console.print(Text(note))
     for warning in found.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
     if files:
@@ -50,7 +52,7 @@ def setting_lines(found: Comparison) -> list[str]:
     live = setting.max_live
     memory = "one mean microbatch more than there are ranks" if live is None else f"{live:g} mean"
     if setting.memory_gib is not None:
-        memory = f"{setting.memory_gib:g} GiB per GPU"
+        memory = f"{setting.memory_gib:g} GiB per device"
     transfers = "counted" if setting.communication else "not counted"
     batches = "batch" if setting.num_batches == 1 else "batches"
     return [
@@ -63,6 +65,20 @@ def setting_lines(found: Comparison) -> list[str]:
         f"{100 * setting.overhead:g} % of the mean F; activations per rank of chosen schedules: "
         f"{memory}",
     ]
+
+
+def costs_note(found: Comparison) -> str:
+    """How these times relate to what `entrain-plan` predicts of the same plan; empty if alike."""
+    setting = found.setting
+    if setting.costs != "flops":
+        return ""
+    plan = setting.parallel_plan
+    predicted = plan.iteration_ms if plan.evaluated_ms is None else plan.evaluated_ms
+    return (
+        "Times count operations at the device's best speed, to compare policies; entrain-plan "
+        f"predicts {predicted:,.0f} ms for its plan with {setting.request.cost_model.name} costs, "
+        "as costs=model does here."
+    )
 
 
 def _speed_table(found: Comparison) -> Table:
@@ -87,13 +103,13 @@ def _speed_table(found: Comparison) -> Table:
             name,
             result.schedule,
             result.plan.splits,
-            f"{result.num_microbatches:.0f}",
+            result.counts_text,
             f"{result.iteration_ms:,.1f}",
             f"{found.speedup(index):.2f}",
             f"{result.over_ideal:.3f}",
             f"{result.over_bottleneck:.3f}",
             f"{100 * result.bubble_ratio:.1f}",
-            f"{max(result.peak_gib):.0f}",
+            f"{max(result.peak_gib):.1f}",
             f"{result.planning_ms:.0f}",
             style="bold" if result.iteration_ms == fastest else "",
         )

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import itertools
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,6 +28,7 @@ KEYS = [
     "schedule",
     "encoder_stages",
     "llm_stages",
+    "num_microbatches",
     "iteration_time",
     "bottleneck_time",
     "ideal_time",
@@ -125,6 +127,28 @@ def test_the_table_names_every_policy_and_the_files(found, tmp_path):
     for part in (*found.names, "bubble %", "/ ideal", "x fixed", "report.html", "5:3", "a40"):
         assert part in text
     assert "transfers not counted" in text
+    predicted = f"{found.setting.parallel_plan.iteration_ms:,.0f} ms"
+    assert f"entrain-plan predicts {predicted} for its plan with analytic (a40) costs" in text
+
+
+def test_microbatches_are_counted_as_they_ran(found):
+    few = compare("policies=[entrain,joint]", "policy_options.joint.limit_by_heaviest=false")
+    entrain, joint = few.results
+    plan = few.setting.parallel_plan.num_microbatches
+    assert joint.microbatch_counts == (plan, plan)
+    assert joint.counts_text == str(plan)
+    assert entrain.microbatch_counts[0] < plan
+    assert few.to_json()["results"][0]["num_microbatches"] == list(entrain.microbatch_counts)
+    assert replace(joint, microbatch_counts=(24, 32)).counts_text == "24-32"
+
+
+def test_memory_just_above_the_devices_is_printed_as_more_and_with_a_remedy(found):
+    usable = found.setting.request.cluster.usable_bytes / 2**30
+    result = replace(found.results[0], peak_gib=(usable + 0.001,))
+    (text,) = replace(found, names=("fixed",), results=(result,)).warnings
+    limit, amount = re.search(r"the ([\d.]+) GiB .*: fixed ([\d.]+)\.", text).groups()
+    assert float(amount) > float(limit)
+    assert f"Remedy: memory_gib={limit}" in text
 
 
 def test_transfers_overhead_and_the_cost_model_cost_time():

@@ -147,7 +147,7 @@ def _speed_cells(found: Comparison, index: int, result: PolicyResult) -> list[st
     return [
         result.schedule,
         result.plan.splits,
-        f"{result.num_microbatches:.0f}",
+        result.counts_text,
         f"{result.iteration_ms:,.1f}",
         f"{found.speedup(index):.2f}",
         f"{result.over_ideal:.3f}",

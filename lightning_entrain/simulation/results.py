@@ -52,6 +52,8 @@ class PolicyResult:
         peak_mean: Most activations on a rank, in mean microbatches.
         planning_ms: Median per step.
         num_microbatches: Mean per replica.
+        microbatch_counts: Fewest and most that a replica ran; `entrain` and `joint` may take fewer
+            than they are given where the heaviest sample would outweigh the others.
         iterations_ms: Per batch.
         timelines: Of each replica in the first batch.
         forward_times: Of the slowest replica in the first batch.
@@ -73,10 +75,17 @@ class PolicyResult:
     peak_mean: float
     planning_ms: float
     num_microbatches: float
+    microbatch_counts: tuple[int, int]
     iterations_ms: tuple[float, ...]
     timelines: tuple[Timeline, ...]
     forward_times: ForwardTimes
     slowest: int
+
+    @property
+    def counts_text(self) -> str:
+        """Microbatches per replica: one number, or the fewest and the most."""
+        fewest, most = self.microbatch_counts
+        return f"{most}" if fewest == most else f"{fewest}-{most}"
 
     @property
     def over_ideal(self) -> float:
@@ -95,6 +104,7 @@ class PolicyResult:
             "schedule": self.schedule,
             "encoder_stages": len(self.plan.encoder_layers),
             "llm_stages": len(self.plan.llm_layers),
+            "num_microbatches": list(self.microbatch_counts),
             "iteration_time": self.iteration_ms,
             "bottleneck_time": self.bottleneck_ms,
             "ideal_time": self.ideal_ms,
@@ -134,6 +144,7 @@ def run_policy(
     replicas = [replica for step in steps for replica in step.replicas]
     names = Counter(replica.name for replica in replicas)
     spreads = [_spreads(runner, step.assignment) for step in steps]
+    counts = [len(r.llm) for step in steps for r in step.assignment.replicas]
     first = steps[0]
     return PolicyResult(
         policy=runner.policy,
@@ -153,7 +164,8 @@ def run_policy(
         peak_gib=tuple(np.max([runner.rank_gib(r) for r in replicas], axis=0).tolist()),
         peak_mean=max(_peak_mean(step) for step in steps),
         planning_ms=statistics.median(step.planning_ms for step in steps),
-        num_microbatches=_mean(len(r.llm) for step in steps for r in step.assignment.replicas),
+        num_microbatches=_mean(counts),
+        microbatch_counts=(min(counts), max(counts)),
         iterations_ms=tuple(step.iteration_ms for step in steps),
         timelines=tuple(replica.simulation.timeline for replica in first.replicas),
         forward_times=_forward_times(first.replicas[first.slowest], runner.plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -260,7 +261,7 @@ class Comparison:
         gib, live = setting.memory_gib, setting.max_live
         usable = setting.request.cluster.usable_bytes / 2**30 if gib is None else gib
         what = (
-            f"{usable:.0f} GiB that a GPU ({device.name}) has to use"
+            f"{math.floor(100 * usable) / 100:.2f} GiB that a device ({device.name}) has to use"
             if gib is None
             else (f"{gib:g} GiB of memory_gib")
         )
@@ -272,7 +273,12 @@ class Comparison:
                 "batch holds some of them more than once"
             )
         if text := self._above([max(result.peak_gib) for result in self.results], usable):
-            found.append(f"More than the {what}: {text}")
+            obey = "" if gib else f"memory_gib={math.floor(100 * usable) / 100:.2f}, which chosen "
+            obey += "" if gib else "schedules keep to (policy_options.NAME.schedule=auto); "
+            found.append(
+                f"More than the {what}: {text}. Remedy: {obey}more, smaller microbatches "
+                "(policy_options.NAME.num_microbatches); training.recompute=true; more devices"
+            )
         if live is not None:
             text = self._above([result.peak_mean for result in self.results], live)
             if text:
@@ -281,7 +287,12 @@ class Comparison:
 
     def _above(self, amounts: Sequence[float], limit: float) -> str:
         pairs = zip(self.names, amounts, strict=True)
-        return ", ".join(f"{name} {own:.1f}" for name, own in pairs if own > limit * (1 + 1e-6))
+        # Rounded up, so that what is printed is more than the limit.
+        return ", ".join(
+            f"{name} {math.ceil(100 * own) / 100:.2f}"
+            for name, own in pairs
+            if own > limit * (1 + 1e-6)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The record of `simulation.json`."""
