@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -21,6 +19,7 @@ from lightning_entrain.callbacks.batch_size import BatchSizeAdvisor
 from lightning_entrain.callbacks.drift import CostModelDriftMonitor
 from lightning_entrain.callbacks.memory import MemoryMonitor, predicted_gib
 from lightning_entrain.callbacks.monitor import step_index
+from lightning_entrain.callbacks.run_environment import run_environment
 from lightning_entrain.callbacks.timeline import PipelineTimelineMonitor
 from lightning_entrain.callbacks.traces import last_trace
 from lightning_entrain.callbacks.variability import WorkloadVariabilityMonitor
@@ -193,7 +192,7 @@ class RunReport(Callback):
             name=self.name or job_name() or folder.absolute().name,
             status=status,
             num_steps=trainer.global_step,
-            environment=_environment(trainer),
+            environment=run_environment(trainer),
             predicted_memory_gib=predicted_gib(trainer),
             **self._facts,
         )
@@ -334,20 +333,3 @@ def _pipeline(trainer: pl.Trainer) -> Pipeline | None:
 def _series(history: StepHistory) -> dict[str, list[tuple[int, float]]]:
     keys = sorted({key for row in history.rows.values() for key in row})
     return {key: history.series(key) for key in keys}
-
-
-def _environment(trainer: pl.Trainer) -> dict[str, str]:
-    from lightning_entrain import __version__
-
-    device = trainer.strategy.root_device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {
-        "lightning_entrain": __version__,
-        "lightning": pl.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": name,
-        "processes": str(trainer.world_size),
-        "precision": str(trainer.precision),
-    }

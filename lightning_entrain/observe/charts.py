@@ -27,10 +27,12 @@ class Line:
     Attributes:
         name: For the key.
         points: (x, y), by x.
+        dots: Whether to draw the points alone: values that are known only now and then.
     """
 
     name: str
     points: Points
+    dots: bool = False
 
 
 def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
@@ -51,7 +53,7 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
         unit: Of the values, for the title.
         percent: Whether values are shares.
     """
-    lines = [Line(line.name, thin(line.points)) for line in lines if line.points]
+    lines = [Line(line.name, thin(line.points), line.dots) for line in lines if line.points]
     if not lines:
         return ""
     factor = 100.0 if percent else 1.0
@@ -59,7 +61,10 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
     xs = [x for line in lines for x, _ in line.points]
     ys = [y * factor for line in lines for _, y in line.points if math.isfinite(y)]
     ticks = covering_ticks(min(0.0, min(ys, default=0.0)), max(ys, default=1.0))
-    x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
+    x_low, x_high = min(xs), max(xs)
+    single = x_low == x_high
+    if single:  # in the middle, as the only number of the axis
+        x_low, x_high = x_low - 1, x_high + 1
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - x_low) / (x_high - x_low)
@@ -74,15 +79,16 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
         parts.append(f'<path class="grid" d="M{left} {y:.1f}H{width - right}"/>')
         parts.append(_tick(left - 8, y + 4, f"{tick:g}{'%' if percent else ''}", anchor="end"))
     for tick in covering_ticks(x_low, x_high, 5):
-        if x_low <= tick <= x_high and tick == int(tick):
+        if x_low + single <= tick <= x_high - single and tick == int(tick):
             x = place(tick, 0)[0]
             parts.append(_tick(x, height - 19, str(int(tick))))
-    parts.append(_tick(width - right, height - 3, "step", anchor="end"))
+    parts.append(_tick(width - right, height - 3, "step, from 0", anchor="end"))
     for number, line in enumerate(lines, start=1):
         placed = [place(x, y) for x, y in line.points if math.isfinite(y)]
-        if len(placed) == 1:
-            x, y = placed[0]
-            parts.append(f'<circle class="f{number}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
+        if len(placed) == 1 or line.dots:
+            parts += [
+                f'<circle class="f{number}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in placed
+            ]
             continue
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
         parts.append(f'<path class="line s{number}" d="M{path}"/>')
@@ -97,16 +103,21 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str, percent: bool = 
     numbers = table(
         ["step", *(line.name for line in lines)], rows, label=f"Numbers: {title}", folded=True
     )
-    key = line_key([line.name for line in lines]) if len(lines) > 1 else ""
+    key = line_key(lines) if len(lines) > 1 else ""
     return f"<figure><figcaption>{escape(heading)}</figcaption>{key}{svg}{numbers}</figure>"
 
 
-def line_key(names: Sequence[str]) -> str:
-    """Which line is which: told by dashes, not by colour alone."""
+def line_key(lines: Sequence[Line]) -> str:
+    """Which line is which: told by dashes or dots, not by colour alone."""
     items = "".join(
-        f'<li><svg viewBox="0 0 28 10" aria-hidden="true"><path class="line s{n}" d="M0 5H28"/>'
-        f"</svg>{escape(name)}</li>"
-        for n, name in enumerate(names, start=1)
+        '<li><svg viewBox="0 0 28 10" aria-hidden="true">'
+        + (
+            f'<circle class="f{n}" cx="14" cy="5" r="3.5"/>'
+            if line.dots
+            else f'<path class="line s{n}" d="M0 5H28"/>'
+        )
+        + f"</svg>{escape(line.name)}</li>"
+        for n, line in enumerate(lines, start=1)
     )
     return f'<ul class="key">{items}</ul>'
 

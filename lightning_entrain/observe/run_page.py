@@ -27,10 +27,19 @@ def run_page(record: RunRecord) -> str:
     """The report of one run."""
     parts = (_advice, _progress, _variability, _loads, _timeline, _policies, _rest)
     body = tiles(_headline(record)) + "".join(part(record) for part in parts)
-    subtitle = f"{record.status}, {record.num_steps} steps"
+    subtitle = f"{record.status}, {record.num_steps} steps (counted from 0 below, as in the logs)"
     if record.layout:
         subtitle += f"; {record.layout}"
-    return page(record.name or "Run", subtitle, body)
+    return page(_title(record), subtitle, body)
+
+
+def _title(record: RunRecord) -> str:
+    """Model, data and policy, if they are known, and the run's name."""
+    model, data = (record.environment.get(key, "") for key in ("model", "data"))
+    setting = f"{model} on {data}" if model and data else model or data
+    policy = f"assignment {record.policy}" if record.policy and setting else ""
+    parts = setting, policy, record.name
+    return ", ".join(part for part in parts if part) or "Run"
 
 
 def _headline(record: RunRecord) -> list[tuple[str, str]]:
@@ -139,7 +148,7 @@ def _variability(record: RunRecord) -> str:
             for label, part in (("this run", ""), ("fixed", "fixed_"))
         ]
         measured = record.series.get(f"variability/{module}_measured_cv", [])
-        lines.append(Line("measured", measured))
+        lines.append(Line("measured", measured, dots=True))
         lines = [line for line in lines if line.points]
         charts += line_chart(f"Spread of {name} microbatches", lines, unit="", percent=True)
     if not charts:
@@ -152,14 +161,21 @@ def _variability(record: RunRecord) -> str:
 
 
 def _loads(record: RunRecord) -> str:
+    timed = record.load_unit == "ms"
+    what = ", forward and backward" if timed else ""
     charts = "".join(
-        range_chart(f"{name} microbatches", record.loads[module], unit=record.load_unit)
+        range_chart(f"{name} microbatches{what}", record.loads[module], unit=record.load_unit)
         for module, name in (("encoder", "Encoder"), ("llm", "LLM"))
         if record.loads.get(module)
     )
     if not charts:
         return ""
     note = "Load of each microbatch over the steps: range, middle half, median."
+    if timed:
+        note += (
+            " Forward and backward through all stages of the module, by the cost model, whose "
+            "milliseconds are nominal on a CPU: compare them with each other."
+        )
     return section("Load per microbatch", f'<div class="pair">{charts}</div>', note=note)
 
 

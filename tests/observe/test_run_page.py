@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from lightning_entrain.observe.charts import Line, line_chart
 from lightning_entrain.observe.compare_page import compare_page
 from lightning_entrain.observe.run_page import run_page
 from lightning_entrain.observe.run_record import RunRecord
@@ -126,6 +127,26 @@ def test_structure_and_content():
         assert f"<h2>{title}</h2>" in text
     check(compare_page([record(), record(), RunRecord(name="empty")]))
     check(run_page(RunRecord()))
+
+
+def test_title_and_environment_tell_what_was_trained():
+    run = record()
+    assert "<h1>run &lt;1&gt;</h1>" in run_page(run)
+    run.environment |= {"model": "tiny", "data": "charts", "seed": "42"}
+    text = run_page(run)
+    assert "<h1>tiny on charts, assignment joint, run &lt;1&gt;</h1>" in text
+    assert "<td>seed</td>" in text
+
+
+def test_single_values_are_points_in_the_middle_and_rare_ones_are_not_joined():
+    one = line_chart("A", [Line("a", [(7, 0.5)])], unit="")
+    (x,) = re.findall(r'<circle class="f1" cx="([\d.]+)"', one)
+    assert re.findall(r'<text x="([\d.]+)"[^>]*>7</text>', one) == [f"{float(x):g}"]
+    assert not re.search(r">[68]</text>", one)
+    rare = Line("measured", [(3, 0.5), (20, 0.25)], dots=True)
+    two = line_chart("A", [Line("a", [(0, 1.0), (20, 1.0)]), rare], unit="")
+    assert two.count('<circle class="f2"') == 3  # two points, and the key
+    assert "line s2" not in two
 
 
 def test_a_large_run_stays_below_a_megabyte():
