@@ -7,8 +7,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, RichProgressBar
+from rich.progress import BarColumn
 
 from lightning_entrain.observe.history import history_of
+
+_SHORT_NAMES = {"train/loss": "loss", "val/loss": "val"}
+_BAR_WIDTH = 10
 
 
 def progress_callback() -> Callback:
@@ -22,16 +26,28 @@ class StepProgressBar(RichProgressBar):
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """The logged values without the logger's version, and how balanced the run is."""
+        """The logged values without the logger's version, and how balanced the run is.
+
+        Names and numbers are short, for all of it has to fit into one line of a terminal.
+        """
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
-        return {**metrics, **balance(trainer)}
+        named = {_SHORT_NAMES.get(name, name): value for name, value in metrics.items()}
+        return {**named, **balance(trainer, short=True)}
+
+    def configure_columns(self, trainer: pl.Trainer) -> list[Any]:
+        """Lightning's columns; the bar itself leaves its room to the values."""
+        columns = super().configure_columns(trainer)
+        for column in columns:
+            if isinstance(column, BarColumn):
+                column.bar_width = _BAR_WIDTH
+        return columns
 
     def _get_train_description(self, current_epoch: int) -> str:
         max_steps = self.trainer.max_steps
         if max_steps <= 0:
             return super()._get_train_description(current_epoch)
-        return f"Epoch {current_epoch}, to step {max_steps}"
+        return f"to step {max_steps}"
 
 
 class StepLines(Callback):
@@ -67,7 +83,7 @@ class StepLines(Callback):
         print(text, flush=True)
 
 
-def balance(trainer: pl.Trainer) -> dict[str, str]:
+def balance(trainer: pl.Trainer, *, short: bool = False) -> dict[str, str]:
     """Spread of the microbatches, encoder/LLM, and the pipeline's bubble, as monitors found them.
 
     Empty without the monitors. The bubble is measured now and then, so it comes with the step that
@@ -76,10 +92,15 @@ def balance(trainer: pl.Trainer) -> dict[str, str]:
     values, found = trainer.callback_metrics, {}
     spreads = [values.get(f"variability/{module}_cv") for module in ("encoder", "llm")]
     if all(spread is not None for spread in spreads):
-        found["cv"] = "/".join(f"{float(spread):.1%}" for spread in spreads if spread is not None)
+        form, name = (".0%", "cv enc/LLM") if short else (".1%", "cv encoder/LLM")
+        found[name] = "/".join(
+            f"{float(spread):{form}}" for spread in spreads if spread is not None
+        )
     bubble = values.get("pipeline/bubble_ratio")
     if bubble is not None:
         step = history_of(trainer).newest_step.get("pipeline/bubble_ratio")
-        measured_at = "" if step is None else f" (step {step + 1})"
+        measured_at = ""
+        if step is not None:
+            measured_at = f" @{step + 1}" if short else f" (at step {step + 1})"
         found["bubble"] = f"{float(bubble):.0%}{measured_at}"
     return found

@@ -65,10 +65,9 @@ def fit(tmp_path):
             max_epochs=1,
             logger=loggers,
             callbacks=callbacks,
-            enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=tmp_path,
-            **{"enable_checkpointing": False, **options},
+            **{"enable_checkpointing": False, "enable_progress_bar": False, **options},
         )
         loader = torch.utils.data.DataLoader(batches, batch_size=None)
         trainer.fit(Line(), loader)
