@@ -22,7 +22,8 @@ def export_checkpoint(
     *,
     config: str | Path | None = None,
     model: EntrainModel | None = None,
-) -> None:
+    tokenizer: str | Path | None = None,
+) -> bool:
     """Write the model of a checkpoint with ``save_pretrained``: ``vision/``, ``llm/``, projector.
 
     The model is built from what the checkpoint tells of it; from ``config``; or from the Hydra
@@ -34,6 +35,11 @@ def export_checkpoint(
         folder: Where to write; must not exist.
         config: A run's ``.hydra/config.yaml``; goes before what the checkpoint tells.
         model: The model, whatever its weights; goes before both.
+        tokenizer: Folder or `tokenizer.json` that is copied into ``llm/``; None takes the one that
+            `entrain-train` left in the run's folder.
+
+    Returns:
+        Whether a tokenizer was written.
 
     Raises:
         CheckpointError: If the checkpoint does not fit the model, nothing tells what the model is,
@@ -42,6 +48,7 @@ def export_checkpoint(
     from lightning_entrain.checkpoint.files import written_whole
     from lightning_entrain.checkpoint.model_record import build_model, load_weights
     from lightning_entrain.models.pretrained import export_pretrained
+    from lightning_entrain.tokenizer_files import add_tokenizer, tokenizer_of_run
 
     folder = Path(folder)
     if folder.exists():
@@ -62,8 +69,12 @@ def export_checkpoint(
                 "lightning_entrain.export_app.export_checkpoint(..., model=model)",
             )
     load_weights(model, state, prefix)
+    source = tokenizer_of_run(Path(checkpoint)) if tokenizer is None else Path(tokenizer)
     with written_whole(folder) as partial:
         export_pretrained(model, partial)
+        if source is not None:
+            add_tokenizer(source, partial / "llm")
+    return source is not None
 
 
 def _read_weights(path: Path) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
@@ -124,13 +135,25 @@ def main() -> None:
     parser.add_argument(
         "--config", help="the run's .hydra/config.yaml, if the checkpoint lies apart"
     )
+    parser.add_argument(
+        "--tokenizer", help="folder or tokenizer.json to put beside the LLM; default: the run's"
+    )
     arguments = parser.parse_args()
     try:
-        export_checkpoint(arguments.checkpoint, arguments.folder, config=arguments.config)
+        with_tokenizer = export_checkpoint(
+            arguments.checkpoint,
+            arguments.folder,
+            config=arguments.config,
+            tokenizer=arguments.tokenizer,
+        )
     except (EntrainError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(1)
     print(f"Wrote {arguments.folder}: load llm/ with AutoModelForCausalLM.from_pretrained")
+    if with_tokenizer:
+        print("Its tokenizer lies there too: AutoTokenizer.from_pretrained")
+    else:
+        print("No tokenizer was found beside the checkpoint: --tokenizer names one")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
 import sys
 import time
@@ -62,6 +63,14 @@ class RunFolderCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Hold the folder of a sweep."""
         _hold_or_exit(config.hydra.sweep.dir)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Say how the jobs of a sweep are compared."""
+        folder = Path(config.hydra.sweep.dir)
+        reports = list(folder.expanduser().glob("*/run_record.json"))
+        if is_launching() and len(reports) > 1:
+            command = shlex.join(["entrain-report", str(folder)])
+            print(f"\nCompare the {len(reports)} runs: {command}", flush=True)
 
 
 def _hold_or_exit(folder: str) -> None:

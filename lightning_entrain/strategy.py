@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -273,6 +274,8 @@ class EntrainStrategy(PipelinePrecision):
         fitting = trainer.state.fn == TrainerFn.FITTING
         self._adopt_again()
         self._fix_layout(trainer, announce=fitting)
+        # Every rank logs the values of the whole global batch.
+        warnings.filterwarnings("ignore", message=r".*sync_dist=True")
         partition = self._partition
         partition.restore_foreign_as_meta()
         if fitting:

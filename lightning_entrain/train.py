@@ -127,6 +127,7 @@ def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult
     from lightning_entrain.callbacks.summary import RunSummary
     from lightning_entrain.resuming import NoteResumed, continue_history, remove_passed_checkpoint
     from lightning_entrain.run_report import last_checkpoint
+    from lightning_entrain.tokenizer_files import TOKENIZER_FOLDER, save_tokenizer
 
     _quieten()
     _limit_threads(devices)
@@ -135,6 +136,8 @@ def _train(config: DictConfig, devices: int, ckpt_path: str | None) -> RunResult
     datamodule = instantiate(config.data)
     _prepare(datamodule, config.prepare_timeout_seconds)
     module = build_module(config, datamodule)
+    if is_launching():
+        save_tokenizer(datamodule.tokenizer, Path(config.run_dir) / TOKENIZER_FOLDER)
     summary = RunSummary()
     extra = [summary] if point is None else [summary, NoteResumed(point)]
     trainer = build_trainer(config, devices, extra_callbacks=extra)

@@ -44,6 +44,7 @@ def test_a_sweep_over_policies_trains_the_same_samples_in_each_job(tmp_path):
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"\nCompare the 2 runs: entrain-report {tmp_path / 'sweep'}\n")
     assert done.stdout.count("Run finished") == 2  # each rank ran its own job alone
     files = [
         read_wandb_file(path)

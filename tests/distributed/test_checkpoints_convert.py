@@ -131,7 +131,10 @@ def test_export_from_the_config_of_a_run(both: dict[str, Path], tmp_path: Path) 
         run = compose("train", overrides=["model=nano_vlm"])
     (tmp_path / ".hydra").mkdir()
     OmegaConf.save(run, tmp_path / ".hydra" / "config.yaml")
-    export_app.export_checkpoint(path, tmp_path / "exported")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    assert export_app.export_checkpoint(path, tmp_path / "exported")
+    assert (tmp_path / "exported" / "llm" / "tokenizer.json").is_file()
     config = json.loads((tmp_path / "exported" / "llm" / "config.json").read_text())
     assert config["vocab_size"] == 260
     with pytest.raises(CheckpointError, match="no tensor for the model's"):
