@@ -54,9 +54,7 @@ def test_one_process_without_a_pipeline_two_loggers(fit, batches, tmp_path, caps
     assert "Runs compared" in (tmp_path / "both.html").read_text()
 
 
-def test_files_go_where_the_first_logger_writes_and_it_is_told(
-    fit, batches, tmp_path, caplog
-):
+def test_files_go_where_the_first_logger_writes_and_it_is_told(fit, batches, tmp_path, caplog):
     logger, reports = CSVLogger(tmp_path / "logs"), [RunReport(), RunReport()]
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         fit(batches, [reports[0]], logger)
