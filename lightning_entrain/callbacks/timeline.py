@@ -20,7 +20,7 @@ from lightning_entrain.callbacks.traces import has_pipeline, note_step, step_tra
 from lightning_entrain.observe.batch_costs import BatchCosts
 from lightning_entrain.observe.chrome_trace import chrome_trace
 from lightning_entrain.observe.files import files_dir, write_text
-from lightning_entrain.observe.idle import StepIdle, durations_of, split_idle
+from lightning_entrain.observe.idle import StepIdle, durations_of, load_search, split_idle
 from lightning_entrain.observe.predicted import predicted_timelines
 from lightning_entrain.observe.spread_metric import SpreadMetric
 from lightning_entrain.observe.step_page import timeline_page
@@ -95,7 +95,9 @@ class PipelineTimelineMonitor(StepMonitor):
         define_sections(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the plan, if there is one."""
+        """Write the plan, if there is one, and load what looks need."""
+        if has_pipeline(trainer) and trainer.is_global_zero:
+            load_search()
         plan = getattr(trainer.strategy, "plan", None)
         if plan is not None and trainer.is_global_zero:
             self._keep(trainer, PLAN_FILE, plan.to_json(), kind="plan")

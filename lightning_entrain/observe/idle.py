@@ -14,7 +14,7 @@ from lightning_entrain.schedule.choose import FAMILIES, choose_schedule
 from lightning_entrain.schedule.graph import Edge, StepGraph
 from lightning_entrain.schedule.one_f_one_b import build_1f1b
 from lightning_entrain.schedule.simulate import StepCosts, simulate
-from lightning_entrain.schedule.types import Action, ActionKind, RowCounts, Schedule
+from lightning_entrain.schedule.types import Action, ActionKind, Placement, RowCounts, Schedule
 
 Durations = Callable[[int, Action], float]
 """Milliseconds of an action of a rank."""
@@ -182,6 +182,15 @@ def even_idle_ms(
     except ScheduleError:
         found = simulate(build_1f1b(placement, rows), costs, rows)
     return max(found.iteration_ms - sum(took.values()) / len(schedule.ranks), 0.0)
+
+
+def load_search() -> None:
+    """Load the compiled search now, so that the first step that is looked at need not wait."""
+    schedule = build_1f1b(
+        Placement.one_per_rank(1, 1), RowCounts(encoder=(1,), segments={(0, 0): 1}, llm=(1,))
+    )
+    took = {(r, action): 1.0 for r, own in enumerate(schedule.ranks) for action in own}
+    even_idle_ms(schedule, 1, took, may_split=True)
 
 
 def _even_costs(
