@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,6 +16,9 @@ from lightning_entrain.config_schemas import (
     TrainConf,
 )
 from lightning_entrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_entrain.plan.layout import LayoutRequest
 
 
 def validate(config: DictConfig, path: str = "") -> None:
@@ -52,7 +56,6 @@ def validate(config: DictConfig, path: str = "") -> None:
 def _check_fit(config: DictConfig) -> None:
     """Check what data, model and strategy ask of each other: later it would cost minutes."""
     from lightning_entrain.data.shape import BatchShape
-    from lightning_entrain.plan.layout import LayoutRequest
     from lightning_entrain.plan.types import Supported
     from lightning_entrain.plan_file import read_plan
 
@@ -75,13 +78,7 @@ def _check_fit(config: DictConfig) -> None:
     if plan is not None:
         plan.check_layers(**layers)
         return
-    LayoutRequest(
-        world_size=num_processes(config),
-        replicas=strategy.replicas,
-        encoder_stages=strategy.encoder_stages,
-        llm_stages=strategy.llm_stages,
-        placement=strategy.placement,
-    ).check_depth(**layers)
+    _layout_request(strategy, num_processes(config)).check_depth(**layers)
 
 
 DEFAULT_STAGES = 3
@@ -137,8 +134,6 @@ def num_processes(config: DictConfig) -> int:
         return 1
     if schema is not EntrainStrategyConf:
         return int(devices or 1) * nodes
-    from lightning_entrain.plan.layout import LayoutRequest
-
     if strategy.plan is not None:
         from lightning_entrain.plan_file import read_plan
 
@@ -146,14 +141,21 @@ def num_processes(config: DictConfig) -> int:
     named = strategy.encoder_stages, strategy.llm_stages
     stages = DEFAULT_STAGES if named == (None, None) else sum(count or 1 for count in named)
     found = _on_nodes(devices, nodes, strategy.replicas * stages)
-    LayoutRequest(
-        world_size=found,
+    _layout_request(strategy, found).ranks_per_replica()
+    return found
+
+
+def _layout_request(strategy: DictConfig, world_size: int) -> LayoutRequest:
+    """The layout that the options of a pipeline ask for."""
+    from lightning_entrain.plan.layout import LayoutRequest
+
+    return LayoutRequest(
+        world_size=world_size,
         replicas=strategy.replicas,
         encoder_stages=strategy.encoder_stages,
         llm_stages=strategy.llm_stages,
         placement=strategy.placement,
-    ).ranks_per_replica()
-    return found
+    )
 
 
 def _on_nodes(devices: int | None, nodes: int, needed: int) -> int:

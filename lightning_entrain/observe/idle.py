@@ -163,9 +163,7 @@ def even_idle_ms(
         may_split: Whether the best one may split B into I and W; it may where this one does.
     """
     placement, count = schedule.placement, num_microbatches
-    rows = RowCounts(
-        encoder=(1,) * count, segments={(k, k): 1 for k in range(count)}, llm=(1,) * count
-    )
+    rows = RowCounts.even(count)
     costs = _even_costs(schedule, count, took)
     kinds = {action.kind for own in schedule.ranks for action in own}
     splits = may_split or bool(kinds & {ActionKind.I, ActionKind.W})
@@ -186,9 +184,7 @@ def even_idle_ms(
 
 def load_search() -> None:
     """Load the compiled search now, so that the first step that is looked at need not wait."""
-    schedule = build_1f1b(
-        Placement.one_per_rank(1, 1), RowCounts(encoder=(1,), segments={(0, 0): 1}, llm=(1,))
-    )
+    schedule = build_1f1b(Placement.one_per_rank(1, 1), RowCounts.even(1))
     took = {(r, action): 1.0 for r, own in enumerate(schedule.ranks) for action in own}
     even_idle_ms(schedule, 1, took, may_split=True)
 

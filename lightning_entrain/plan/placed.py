@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lightning_entrain.plan.placements import LayerCut, cut_layers
-from lightning_entrain.plan.stages import ModuleCosts, StageTotals, module_costs
+from lightning_entrain.plan.stages import StageTotals, module_costs, stage_predictions
 from lightning_entrain.plan.types import ParallelPlan, StagePrediction
 from lightning_entrain.schedule.choose import choose_schedule
 from lightning_entrain.schedule.simulate import StepCosts
@@ -14,8 +14,6 @@ from lightning_entrain.workload.costs import CostModel
 from lightning_entrain.workload.memory import Training
 from lightning_entrain.workload.shapes import ModelShape
 from lightning_entrain.workload.tables import SizeTable
-
-_GIB = 2**30
 
 
 def placed_plan(
@@ -66,7 +64,7 @@ def placed_plan(
         num_microbatches=num_microbatches,
         global_batch_size=global_batch_size,
         proportions={"encoder": float(shares[0]), "llm": float(shares[1])},
-        stages=_predictions(cut, costs, totals, num_microbatches),
+        stages=_predictions(totals, num_microbatches),
         iteration_ms=iteration_ms,
         tokens_per_s=tokens / iteration_ms * 1e3 if iteration_ms else float("nan"),
         limited_by=_limit(cut, times),
@@ -76,37 +74,22 @@ def placed_plan(
 
 
 def _predictions(
-    cut: LayerCut,
-    costs: list[ModuleCosts],
-    totals: tuple[StageTotals, StageTotals],
-    num_microbatches: int,
+    totals: tuple[StageTotals, StageTotals], num_microbatches: int
 ) -> tuple[StagePrediction, ...]:
-    found: list[StagePrediction] = []
-    for module, part in zip(costs, totals, strict=True):
-        for index, (start, stop) in enumerate(part.layers):
-            flight = min(cut.placement.num_stages - len(found), num_microbatches)
-            found.append(
-                StagePrediction(
-                    module=module.module.name,
-                    start=start,
-                    stop=stop,
-                    forward_ms=float(part.forward_ms[index]),
-                    backward_ms=float(part.backward_ms[index]),
-                    state_gib=float(part.state_bytes[index]) / _GIB,
-                    activation_gib=float(part.saved_bytes[index]) * flight / _GIB,
-                    buffer_gib=float(part.working_bytes[index]) / _GIB,
-                    in_flight=flight,
-                )
-            )
-    return tuple(found)
+    """With as many microbatches in flight as plain 1F1B has."""
+    state, saved, working = (
+        np.concatenate([getattr(part, name) for part in totals])
+        for name in ("state_bytes", "saved_bytes", "working_bytes")
+    )
+    flight = np.minimum(len(state) - np.arange(len(state)), num_microbatches)
+    return stage_predictions(totals, state, saved * flight, working, flight)
 
 
 def _iteration_ms(
     cut: LayerCut, totals: tuple[StageTotals, StageTotals], num_microbatches: int
 ) -> float:
     """Simulated step of mean microbatches; I and W are halves of the backward."""
-    ones = (1,) * num_microbatches
-    rows = RowCounts(encoder=ones, segments={(k, k): 1 for k in range(num_microbatches)}, llm=ones)
+    rows = RowCounts.even(num_microbatches)
     forward = np.concatenate([part.forward_ms for part in totals])[:, None]
     backward = np.concatenate([part.backward_ms for part in totals])[:, None] / 2
     table = np.ones((1, num_microbatches))

@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_entrain.plan.request import CostBook, PlanRequest, Topology
-from lightning_entrain.plan.stages import ModuleCosts, StageTotals
+from lightning_entrain.plan.stages import ModuleCosts, StageTotals, stage_predictions
 from lightning_entrain.plan.types import ParallelPlan, StagePrediction
 
 FloatArray = NDArray[np.float64]
-GIB = 2.0**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,22 +125,7 @@ def to_plan(request: PlanRequest, book: CostBook, candidate: Candidate) -> Paral
     state, activations, buffers, flight = stage_memory(request, book, candidate)
     encoder, llm = _modules(book, topology)
     first, second = encoder.stages(topology.encoder_stages), llm.stages(topology.llm_stages)
-    stages = []
-    for name, totals, offset in (("encoder", first, 0), ("llm", second, topology.encoder_stages)):
-        for index, (start, stop) in enumerate(totals.layers):
-            stages.append(
-                StagePrediction(
-                    module=name,
-                    start=start,
-                    stop=stop,
-                    forward_ms=float(totals.forward_ms[index]),
-                    backward_ms=float(totals.backward_ms[index]),
-                    state_gib=float(state[offset + index]) / GIB,
-                    activation_gib=float(activations[offset + index]) / GIB,
-                    buffer_gib=float(buffers[offset + index]) / GIB,
-                    in_flight=int(flight[offset + index]),
-                )
-            )
+    stages = stage_predictions((first, second), state, activations, buffers, flight)
     tokens = float(request.table.num_tokens.mean()) * request.global_batch_size
     work = np.array(
         [first.time_ms.sum() * topology.encoder_tp, second.time_ms.sum() * topology.llm_tp]
@@ -156,7 +140,7 @@ def to_plan(request: PlanRequest, book: CostBook, candidate: Candidate) -> Paral
         num_microbatches=candidate.num_microbatches,
         global_batch_size=request.global_batch_size,
         proportions={"encoder": float(shares[0]), "llm": float(shares[1])},
-        stages=tuple(stages),
+        stages=stages,
         iteration_ms=candidate.iteration_ms,
         tokens_per_s=tokens / candidate.iteration_ms * 1e3,
         limited_by=_limit(candidate, stages),
@@ -166,7 +150,7 @@ def to_plan(request: PlanRequest, book: CostBook, candidate: Candidate) -> Paral
     )
 
 
-def _limit(candidate: Candidate, stages: list[StagePrediction]) -> str:
+def _limit(candidate: Candidate, stages: tuple[StagePrediction, ...]) -> str:
     stage = stages[candidate.bottleneck]
     busy = candidate.num_microbatches * candidate.bottleneck_ms
     idle = candidate.iteration_ms - busy - candidate.reduce_ms

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_entrain.plan.partition import Stages, partition_layers
+from lightning_entrain.plan.types import StagePrediction
 from lightning_entrain.workload.costs import CostModel
 from lightning_entrain.workload.layers import Layer
 from lightning_entrain.workload.memory import Training, stage_saved_bytes, state_bytes
@@ -15,6 +16,7 @@ from lightning_entrain.workload.shapes import Load, ModuleShape
 from lightning_entrain.workload.tables import SizeTable
 
 FloatArray = NDArray[np.float64]
+_GIB = 2.0**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,43 @@ class ModuleCosts:
             working_bytes=np.maximum.reduceat(self.working, bounds),
             gradient_bytes=gradients,
         )
+
+
+def stage_predictions(
+    modules: tuple[StageTotals, StageTotals],
+    state: FloatArray,
+    activations: FloatArray,
+    buffers: FloatArray,
+    in_flight: NDArray[np.int64],
+) -> tuple[StagePrediction, ...]:
+    """What a plan says of its stages.
+
+    Args:
+        modules: Stages of encoder and LLM.
+        state: Bytes of weights, gradients and optimizer states per stage, encoder stages first;
+            so are the following.
+        activations: Bytes kept for backward by all microbatches in flight.
+        buffers: Other bytes.
+        in_flight: Microbatches whose activations are alive at most.
+    """
+    found: list[StagePrediction] = []
+    for name, totals in zip(("encoder", "llm"), modules, strict=True):
+        for index, (start, stop) in enumerate(totals.layers):
+            stage = len(found)
+            found.append(
+                StagePrediction(
+                    module=name,
+                    start=start,
+                    stop=stop,
+                    forward_ms=float(totals.forward_ms[index]),
+                    backward_ms=float(totals.backward_ms[index]),
+                    state_gib=float(state[stage]) / _GIB,
+                    activation_gib=float(activations[stage]) / _GIB,
+                    buffer_gib=float(buffers[stage]) / _GIB,
+                    in_flight=int(in_flight[stage]),
+                )
+            )
+    return tuple(found)
 
 
 def mean_microbatch(module: ModuleShape, table: SizeTable, microbatch_size: float) -> Load:

@@ -250,6 +250,12 @@ class RowCounts:
                     limit="every image yields at least one merged vision token",
                 )
 
+    @classmethod
+    def even(cls, num_microbatches: int) -> RowCounts:
+        """Alike microbatches of one row each, nothing deferred."""
+        ones = (1,) * num_microbatches
+        return cls(encoder=ones, segments={(k, k): 1 for k in range(num_microbatches)}, llm=ones)
+
     @property
     def num_microbatches(self) -> int:
         """Length of both lists, empty entries included."""
