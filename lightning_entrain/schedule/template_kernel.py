@@ -134,6 +134,15 @@ def shift_offsets(own: Ints, offsets: Ints, period: int, a: int, b: int, c: int)
 
 
 @jit
+def draw_three(state: int) -> tuple[int, int, int, int]:
+    """The generator's next state, and three random numbers."""
+    first = draw(state)
+    second = draw(first)
+    third = draw(second)
+    return third, first >> 6, second >> 6, third >> 6
+
+
+@jit
 def tolerance(heat: int, step: int, num_steps: int, bits: int) -> int:
     """How much worse a change may be: less and less, and mostly little."""
     left = heat * (num_steps - step) // num_steps
@@ -216,12 +225,7 @@ def anneal_offsets(
     kept, kept_profile = offsets.copy(), profile.copy()
     state = seed * 2654435761 % 2147483648
     for step in range(num_steps):
-        state = draw(state)
-        a = state >> 6
-        state = draw(state)
-        b = state >> 6
-        state = draw(state)
-        c = state >> 6
+        state, a, b, c = draw_three(state)
         is_load = limits[0] < limits[1] and (c >> 15) % 3 == 0
         if is_load:
             if not change_profile(profile, kept_profile, limits[0], limits[1], a, b):
@@ -292,12 +296,7 @@ def anneal_lists(
     best, best_profile, kept_profile = now, profile.copy(), profile.copy()
     state = seed * 2654435761 % 2147483648
     for step in range(num_steps):
-        state = draw(state)
-        a = state >> 6
-        state = draw(state)
-        b = state >> 6
-        state = draw(state)
-        c = state >> 6
+        state, a, b, c = draw_three(state)
         limit = now + tolerance(heat, step, num_steps, c)
         r = a % num_ranks
         source = b % lengths[r]
